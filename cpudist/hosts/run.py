@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sys
 import tempfile
 import uuid
@@ -22,6 +23,7 @@ from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
 from cpudist.lost_ranks import JOB_ID
+from cpudist.topology.identity import addresses, resolved
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
 RUN_ID = "CPUDIST_RUN_ID"  # all attempts share it; the user or a pod may set it
@@ -101,7 +103,11 @@ def _mpirun_options(
         raise UserError(f"{program} is missing; install cpudist in this environment: pip install cpudist")
     interface = [] if options.interface is None else ["--interface", options.interface]
     words = [str(program), *interface, *([] if long_arguments.VARIABLE in variables else options.arguments)]
-    return MpirunOptions(number_of_ranks(placed), words, file, tuple(variables), options.interface, options.all_output)
+    own = addresses(options.interface) if options.interface else resolved(socket.gethostname())
+    only_ipv6 = file is not None and bool(own) and all(":" in address for address in own)
+    return MpirunOptions(
+        number_of_ranks(placed), words, file, tuple(variables), options.interface, options.all_output, only_ipv6
+    )
 
 
 @contextmanager

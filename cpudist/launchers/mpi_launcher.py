@@ -38,6 +38,7 @@ class MpirunOptions:
         variables: names of the job's environment variables.
         interface: the network interface to use; None: the launcher chooses.
         all_output: whether each line of output is marked with its rank.
+        only_ipv6: whether mpirun's host has IPv6 addresses alone.
     """
 
     count: int
@@ -46,6 +47,7 @@ class MpirunOptions:
     variables: Sequence[str] = ()
     interface: str | None = None
     all_output: bool = False
+    only_ipv6: bool = False
 
 
 class MpiLauncher(Launcher):

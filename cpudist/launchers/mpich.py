@@ -70,6 +70,10 @@ class Mpich(MpiLauncher):
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
         # By default Hydra starts its proxies with srun inside a Slurm allocation, on the allocation's hosts.
         words = [str(program), "-launcher", "ssh" if options.hostfile else "fork", *cls._pinning_off(options)]
+        if options.only_ipv6:
+            if not cls.takes_ipv6:
+                raise UserError("MPICH's mpirun needs IPv4, and this host's name has none: give --mpi intel or openmpi")
+            words += ["-v6"]  # an option of Intel's
         if options.hostfile:
             words += [cls.hostfile_option, options.hostfile]
         if options.interface:

@@ -11,6 +11,7 @@ import pytest
 from bed import Bed
 from control_group import control_group
 from jobs import BIN, launch
+from mpis import MPIS, require
 
 pytestmark = pytest.mark.job
 
@@ -90,6 +91,21 @@ def test_a_full_dev_shm(own_bed: Bed, tmp_path: Path) -> None:
     assert killed.returncode not in (0, 2), killed.output
     (line,) = [line for line in killed.stderr.splitlines() if "killed by SIGBUS" in line]
     assert "rank 1 on h1 was killed by SIGBUS (/dev/shm there is full?" in line, killed.output
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_hosts_without_ipv4(own_bed: Bed, tmp_path: Path, mpi: str) -> None:
+    """MPICH's launcher cannot connect to them."""
+    require(mpi)
+    own_bed.drop_ipv4()
+    command = launch("--hostfile", own_bed.hostfile(1), "--mpi", mpi, "--", str(SCRIPT), str(tmp_path))
+    result = own_bed.run("h0", command, timeout=100)
+    ranks = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    if mpi == "mpich":
+        assert (result.returncode, ranks) == (2, {}), result.output
+        assert "IPv4" in result.report.splitlines()[-1]
+    else:
+        assert (result.returncode, ranks) == (0, {"0-0": "h0", "0-1": "h1"}), result.output
 
 
 def test_a_part_of_a_cpu(own_bed: Bed) -> None:
