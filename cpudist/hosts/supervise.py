@@ -33,6 +33,9 @@ _TAIL_BYTES = 1 << 16
 _BANNERS_BEGIN = re.compile(rb"={20,}(?:\n=.*)*\n?\Z")
 _REST_SECONDS = 2.0  # the rest of the output may take this long after the launcher has ended
 
+# The store reports a rank that the user's signal has ended as any lost rank.
+_STOPPED_RANK = re.compile(rb"cpudist: [^\n]* ended without an error message [^\n]*\n")
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm sends it before the time limit with --signal=B:USR1@60
 
@@ -89,7 +92,10 @@ def supervise(
             assert process.stdout is not None
             assert process.stderr is not None
             # Hydra reports a killed rank on standard output, Open MPI on standard error.
-            outputs = [_Output("standard output", sys.stdout, mpi.banner), _Output("standard error", sys.stderr)]
+            outputs = [
+                _Output("standard output", sys.stdout, mpi.banner),
+                _Output("standard error", sys.stderr, _STOPPED_RANK, lambda: bool(stop) and grace is None),
+            ]
             pipes = (process.stdout, process.stderr)
             relays = [Relay(pipe, output.write) for pipe, output in zip(pipes, outputs, strict=True)]
 
@@ -193,11 +199,17 @@ def _report_start(hosts: Sequence[Host], agents: NodeAgents) -> None:
 
 
 class _Output:
-    """Writes to a standard stream (None: closed), without banners (`MpiLauncher.banner`), and keeps the text's end."""
+    """Writes to a standard stream (None: closed) without `banner` while `hides` is true; keeps the text's end."""
 
-    def __init__(self, name: str, stream: IO[str] | None, banner: re.Pattern[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        stream: IO[str] | None,
+        banner: re.Pattern[bytes] | None = None,
+        hides: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._name = name
-        self._banner = banner
+        self._banner, self._hides = banner, hides
         self._begun = b""  # the beginning of a possible banner
         self._to = None if stream is None else stream.fileno()  # avoids the stream's lock, which would block our exit
         self._kept = b""
@@ -225,7 +237,7 @@ class _Output:
             raise
 
     def _without_banner(self, piece: bytes) -> bytes:
-        if self._banner is None:
+        if self._banner is None or not self._hides():
             return piece
         text = self._banner.sub(b"", self._begun + piece)
         begun = _BANNERS_BEGIN.search(text) if piece else None  # an empty piece is the end of the stream
