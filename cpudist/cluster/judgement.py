@@ -53,7 +53,8 @@ def slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
             cause, remedy = _cause(host, hosts)
             if not cause and min(shares, key=lambda what: shares[what]) not in host.flops:
                 remedy = "look for another program, or an empty memory slot"
-            yield Finding("warning", host.name, f"has a speed of {', '.join(slow)} of the others{cause}", remedy)
+            speeds_of_others = ", ".join(slow).replace(" in ", " of the others' speed in ", 1)
+            yield Finding("warning", host.name, f"has {speeds_of_others}{cause}", remedy)
 
 
 def is_starved(host: HostFigures) -> bool:

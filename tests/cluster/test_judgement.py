@@ -24,6 +24,11 @@ Change = Callable[[ClusterFigures], ClusterFigures]
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "cpudist": "0.2.0"}
 
 
+def _noisy_host(number: int, noisy: Callable[[float], float]) -> HostFigures:
+    flops = {"float32": noisy(8e11), "bfloat16": noisy(2e12)}
+    return HostFigures(f"h{number}", VERSIONS, 8, flops, noisy(2e10), None, 0.3, noisy(3e9), 64 << 30, 32 << 30, True)
+
+
 def cluster(hosts: int = 4, noise: float = 0.0, seed: int = 0) -> ClusterFigures:
     """Equal hosts on 1 Gbit/s, each figure up to `noise` worse than it is."""
     drawn = random.Random(seed)
@@ -32,22 +37,7 @@ def cluster(hosts: int = 4, noise: float = 0.0, seed: int = 0) -> ClusterFigures
         return value * (1 - noise * drawn.random())
 
     return ClusterFigures(
-        [
-            HostFigures(
-                f"h{number}",
-                VERSIONS,
-                8,
-                {"float32": noisy(8e11), "bfloat16": noisy(2e12)},
-                noisy(2e10),
-                None,
-                0.3,
-                noisy(3e9),
-                64 << 30,
-                32 << 30,
-                shares_folder=True,
-            )
-            for number in range(hosts)
-        ],
+        [_noisy_host(number, noisy) for number in range(hosts)],
         [LinkFigures(a, b, 1 / noisy(1 / 5e-5), noisy(1.17e8)) for a in range(hosts) for b in range(hosts) if a != b],
         {1024: 1e-4, 1 << 20: 0.02},
         (0.5, 0.5 + 1e-6),
@@ -81,7 +71,7 @@ SLOW = {"float32": 4.8e11, "bfloat16": 1.2e12}
 FAULTS: dict[str, tuple[Change, list[str], str]] = {
     "clock": (_host(3, flops=SLOW, clock=1.8e9), ["h3"], "1.8 GHz"),
     "cores": (_host(1, flops=SLOW, cores=4), ["h1"], "4 cores"),
-    "unknown": (_host(0, flops=SLOW), ["h0"], "0.60 in float32, 0.60 in bfloat16"),
+    "unknown": (_host(0, flops=SLOW), ["h0"], "0.60 of the others' speed in float32, 0.60 in bfloat16"),
     "neighbour": (_host(0, flops=SLOW, load=1.5), ["h0"], "1.5 programs"),
     "quota": (
         lambda figures: _late_links(2)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(figures)),

@@ -203,7 +203,7 @@ class Injection:
         return "; ".join([*(f"missed: {words}" for words in missed), *(f"misnamed: {line}" for line in others)])
 
 
-_SLOW = r"has a speed of 0\.\d+ in float32"
+_SLOW = r"has 0\.\d+ of the others' speed in float32"
 _CPUDIST = (cpudist.version.__file__, '__version__ = "0.0.1"')
 _TORCH = (distribution("torch").locate_file(f"torch-{installed('torch')}.dist-info/METADATA"), "Version: 0.0.1")
 _CLOSED, _AWAY = "does not let this host connect to its free ports", "cannot connect to this host at "
