@@ -63,14 +63,6 @@ def test_a_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
         node_agents._allow_files(4097)
 
 
-def test_connections_are_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "is_here", lambda name: False)
-    command = remote.command_on(Host("n1"), ["program"])
-    for option in ("ControlPath=none", "ForwardAgent=no", "ClearAllForwardings=yes", "RemoteCommand=none"):
-        assert command[command.index(option) - 1] == "-o"
-    assert command[-2:] == ["n1", "'program'"]
-
-
 @pytest.mark.job
 @pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "csh"])
 def test_every_login_shell_reads_what_was_meant(shell: str) -> None:
