@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
 
 from cpudist.observability import trace_events
-from cpudist.observability.busy_threads import BusyThreads
 from cpudist.observability.time_shares import divide, report
 from cpudist.observability.timeline import align
 from cpudist.observability.trace_events import Event, span
@@ -252,25 +250,6 @@ def test_each_moment_counts_once() -> None:
 
 def test_operators_are_named_where_torch_calls_them() -> None:
     names = {0: "rank 0 (h0)", 1: "rank 1 (h1)"}
-    measured = BusyThreads([])
-    lines = report(list(_events()), names, measured)
+    lines = report(list(_events()), names)
     assert lines[1] == "waiting for rank 1 (h1) 10 %, for others 0 %"
     assert lines[2:4] == ["aten::linear 40 %", "aten::add_ 19 %"]
-    measured.seen.update(["aten::mm", "aten::add_"])
-    assert report(list(_events()), names, measured)[2:4] == ["aten::mm 30 %", "aten::add_ 19 %"]
-
-
-def test_an_operator_on_one_thread() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        matrix, numbers = torch.ones(1500, 1500), torch.ones(20_000_000)
-        measured = BusyThreads(["aten::mm", "aten::cumsum"])
-        with measured:
-            for _ in range(3):
-                matrix @ matrix
-                numbers.cumsum(0)
-        threads = measured.threads()
-    finally:
-        torch.set_num_threads(before)
-    assert threads["aten::cumsum"] < 1.2 < 1.5 < threads["aten::mm"]
