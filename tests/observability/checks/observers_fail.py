@@ -24,7 +24,7 @@ from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.training.interruption import Interruption
 
 METHODS: dict[type[Observer], tuple[str, ...]] = {
-    RunRecord: ("step", "newest", "note_gradients", "note_waiting", "write"),
+    RunRecord: ("step", "newest", "note_waiting", "write"),
     PaceMeter: ("read",),
     Stragglers: ("beat",),
     GradientTimes: ("step", "complete", "end"),
