@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
+from observed import Observed
 
+from cpudist.errors import UserError
 from cpudist.observability import trace_events
 from cpudist.observability.time_shares import divide, report
-from cpudist.observability.timeline import align
+from cpudist.observability.timeline import Timeline, align
 from cpudist.observability.trace_events import Event, span
 
 _SCRIPT = """
@@ -118,13 +120,10 @@ def test_spans_of_a_track_nest(job: tuple[str, list[Event], str]) -> None:
 
 @pytest.mark.job
 def test_the_late_rank_is_named(job: tuple[str, list[Event], str]) -> None:
-    said = job[2]
-    assert re.search(r"has steps 3 to 4, for ui.perfetto.dev; the clocks agree within \d+ µs\n", said), said
-    share = re.search(r"waiting for rank 1 \(.+\) (\d+) %, for others", said)
-    assert share, said
+    share = re.search(r"waiting for rank 1 \(.+\) (\d+) %, for others", job[2])
+    assert share, job[2]
     assert int(share[1]) > 25
-    assert re.search(r"try first: find out why rank 1 \(.+\) is late", said), said
-    assert len(said.partition("has steps")[2].partition("cpudist: completed")[0].splitlines()) == 9
+    assert re.search(r"try first: find out why rank 1 \(.+\) is late", job[2]), job[2]
 
 
 @pytest.mark.job
@@ -141,15 +140,9 @@ def test_a_training_that_ends_early(steps: str, line: str, tmp_path: Path) -> No
     assert (tmp_path / "trace.json").exists() == ("has steps" in line)
 
 
-@pytest.mark.job
-def test_a_folder_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("print('ran')")
-    ended = run(train("--backend", "gloo", "--timeline", "/proc/none/trace.json", str(script)), timeout=60)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        "cpudist: cannot write /proc/none/trace.json (No such file or directory); give another --timeline\n"
-    )
+def test_a_folder_that_does_not_exist_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"cannot write /proc/none/trace.json \(No such file"):
+        Timeline(Observed(), Path("/proc/none/trace.json"), (3, 5))
 
 
 # Its parts
