@@ -105,6 +105,7 @@ class Job:
             self._context.stacks.figures = self._context.pace.figures
         self.observers = Observers()
         self.counter.after_step.append(self.observers.step)
+        self.observers.add(self._context.pace)
         self.observers.add(self.record)
         self.observers.add(UnsynchronizedRanks(self))
         if self.world.rank == 0 and self._context.watch is not None:

@@ -50,6 +50,7 @@ class RunRecord(Observer):
         waiting: the communication wait and straggler delay of each rank; see `rank_table.waiting`.
         checkpoint: the newest saved checkpoint.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
+        stragglers: on rank 0 the reported ranks, and the line of code in which each of them was most often seen.
     """
 
     otherwise: ClassVar[dict[str, object]] = {"newest": {}}
@@ -67,6 +68,7 @@ class RunRecord(Observer):
         self.waiting: list[dict[str, Any]] = []
         self.checkpoint: str | None = None
         self.compared: dict[str, float] = {}
+        self.stragglers: dict[int, str] = {}
         self._job = job
         self._pinning: list[dict[str, Any]] = [
             {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
@@ -139,7 +141,17 @@ class RunRecord(Observer):
             say(f"the run record was not written: {error}; --record FILE names another place")  # no reason to fail
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
-            say(f"{exit} after {duration(own_age())}{steps}{where}")
+            say(f"{exit} after {duration(own_age())}{steps}{self._slowest()}{where}")
+
+    def _slowest(self) -> str:
+        """Return which of the reported ranks has delayed the others most, as a part of a sentence."""
+        rows = [row for row in self.waiting if row["rank"] in self.stragglers]
+        if not rows:
+            return ""
+        row = max(rows, key=lambda row: float(row["delays"]))
+        place = self.stragglers[row["rank"]]
+        made = f"; rank {row['rank']} on {row['host']} made the others wait {100 * row['delays']:.0f} % of the time"
+        return f"{made}, mostly in {place}" if place else made
 
     def _choose_path(self, exit: Exit) -> Path | None:
         """Return the file in the folder of the results, or in a new folder.
