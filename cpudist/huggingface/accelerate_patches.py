@@ -72,7 +72,6 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
         prepared = original(self, model, *args, **kwargs)
         if trains:
             context.job.communication.compress(prepared)
-        context.job.record.note_gradients_of(prepared)
         return prepared
 
     return prepare

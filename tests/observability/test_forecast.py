@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.observability.forecast import BYTE, SCHEMES, VALUE, Forecast, advice, check, forecast
+from cpudist.observability.forecast import BYTE, SCHEMES, VALUE, advice, check, forecast
 
 GBIT = 1.25e8  # bytes a second
 # Eight groups, of which each is complete 0.1 s after the one before: 80 MB take 0.64 s on two hosts at 1 Gbit/s.
@@ -28,15 +28,15 @@ def test_one_host_is_what_was_measured() -> None:
     assert found.samples_per_second == pytest.approx(10.0)
 
 
-def test_a_step_waits_for_the_last_group_where_the_rest_is_hidden() -> None:
-    found = forecast(record(), 2, "none", GBIT)
-    assert found.waiting == pytest.approx(10e6 / GBIT, rel=0.01)
+@pytest.mark.parametrize(
+    ("bandwidth", "waiting"),
+    [(GBIT, 10e6 / GBIT), (GBIT / 10, 80e6 / GBIT * 10 - 0.7)],
+    ids=["only the last group is not hidden", "no more than the backward pass is hidden"],
+)
+def test_a_step_waits_for_what_the_backward_pass_does_not_hide(bandwidth: float, waiting: float) -> None:
+    found = forecast(record(), 2, "none", bandwidth)
+    assert found.waiting == pytest.approx(waiting, rel=0.01)
     assert found.samples_per_second == pytest.approx(20 * 1.2 / found.step)
-
-
-def test_a_slow_network_hides_no_more_than_the_backward_pass() -> None:
-    found = forecast(record(), 2, "none", GBIT / 10)
-    assert found.waiting == pytest.approx(80e6 / GBIT * 10 - 0.7, rel=0.01)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -112,19 +112,15 @@ def test_a_record_without_the_figures_is_refused(fields: dict[str, Any], missing
     check(record(gradients={"compress": "none: all ranks are on one host"}), "out")
 
 
-def _advice(bandwidth: float) -> str:
+@pytest.mark.parametrize(
+    ("bandwidth", "parts"),
+    [
+        (100 * GBIT, ["computing is the limit", "no --compress pays", "from 4 to 8 each one adds 0.98 of a host."]),
+        (GBIT / 10, ["the network is the limit", "--compress int8 pays", "from 1 to 2", "which does not pay."]),
+    ],
+)
+def test_the_sentence_says_what_limits_and_what_pays(bandwidth: float, parts: list[str]) -> None:
     pairs = [(1, "none"), *((hosts, scheme) for hosts in (2, 4, 8) for scheme in SCHEMES)]
-    return advice([forecast(record(), hosts, scheme, bandwidth) for hosts, scheme in pairs])
-
-
-def test_the_sentence_says_what_limits_and_what_pays() -> None:
-    assert _advice(100 * GBIT) == "On 8 hosts computing is the limit, and no --compress pays; " + (
-        "from 4 to 8 each one adds 0.98 of a host."
-    )
-    assert "the network is the limit, and --compress int8 pays; from 1 to 2 each one adds 0." in _advice(GBIT / 10)
-    assert _advice(GBIT / 10).endswith(" of a host, which does not pay.")
-
-
-def test_a_forecast_of_one_host_alone_has_a_sentence() -> None:
-    one: Forecast = forecast(record(), 1, "none", GBIT)
-    assert advice([one]).startswith("On 1 host")
+    sentence = advice([forecast(record(), hosts, scheme, bandwidth) for hosts, scheme in pairs])
+    assert [part for part in parts if part not in sentence] == []
+    assert advice([forecast(record(), 1, "none", bandwidth)]).startswith("On 1 host")

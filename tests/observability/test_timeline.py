@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
+from observed import Observed
 
+from cpudist.errors import UserError
 from cpudist.observability import trace_events
-from cpudist.observability.busy_threads import BusyThreads
 from cpudist.observability.time_shares import divide, report
-from cpudist.observability.timeline import align
+from cpudist.observability.timeline import Timeline, align
 from cpudist.observability.trace_events import Event, span
 
 _SCRIPT = """
@@ -120,13 +120,10 @@ def test_spans_of_a_track_nest(job: tuple[str, list[Event], str]) -> None:
 
 @pytest.mark.job
 def test_the_late_rank_is_named(job: tuple[str, list[Event], str]) -> None:
-    said = job[2]
-    assert re.search(r"has steps 3 to 4, for ui.perfetto.dev; the clocks agree within \d+ µs\n", said), said
-    share = re.search(r"waiting for rank 1 \(.+\) (\d+) %, for others", said)
-    assert share, said
+    share = re.search(r"waiting for rank 1 \(.+\) (\d+) %, for others", job[2])
+    assert share, job[2]
     assert int(share[1]) > 25
-    assert re.search(r"try first: find out why rank 1 \(.+\) is late", said), said
-    assert len(said.partition("has steps")[2].partition("cpudist: completed")[0].splitlines()) == 9
+    assert re.search(r"try first: find out why rank 1 \(.+\) is late", job[2]), job[2]
 
 
 @pytest.mark.job
@@ -143,15 +140,9 @@ def test_a_training_that_ends_early(steps: str, line: str, tmp_path: Path) -> No
     assert (tmp_path / "trace.json").exists() == ("has steps" in line)
 
 
-@pytest.mark.job
-def test_a_folder_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("print('ran')")
-    ended = run(train("--backend", "gloo", "--timeline", "/proc/none/trace.json", str(script)), timeout=60)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        "cpudist: cannot write /proc/none/trace.json (No such file or directory); give another --timeline\n"
-    )
+def test_a_folder_that_does_not_exist_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"cannot write /proc/none/trace.json \(No such file"):
+        Timeline(Observed(), Path("/proc/none/trace.json"), (3, 5))
 
 
 # Its parts
@@ -252,25 +243,6 @@ def test_each_moment_counts_once() -> None:
 
 def test_operators_are_named_where_torch_calls_them() -> None:
     names = {0: "rank 0 (h0)", 1: "rank 1 (h1)"}
-    measured = BusyThreads([])
-    lines = report(list(_events()), names, measured)
+    lines = report(list(_events()), names)
     assert lines[1] == "waiting for rank 1 (h1) 10 %, for others 0 %"
     assert lines[2:4] == ["aten::linear 40 %", "aten::add_ 19 %"]
-    measured.seen.update(["aten::mm", "aten::add_"])
-    assert report(list(_events()), names, measured)[2:4] == ["aten::mm 30 %", "aten::add_ 19 %"]
-
-
-def test_an_operator_on_one_thread() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        matrix, numbers = torch.ones(1500, 1500), torch.ones(20_000_000)
-        measured = BusyThreads(["aten::mm", "aten::cumsum"])
-        with measured:
-            for _ in range(3):
-                matrix @ matrix
-                numbers.cumsum(0)
-        threads = measured.threads()
-    finally:
-        torch.set_num_threads(before)
-    assert threads["aten::cumsum"] < 1.2 < 1.5 < threads["aten::mm"]
