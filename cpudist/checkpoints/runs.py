@@ -42,11 +42,8 @@ def newest_whole(
     """Return the newest undamaged checkpoint that every rank sees; None if there are no checkpoints.
 
     Every rank calls it. A damaged checkpoint is reported, and the previous one is used. If hosts share no disk, a kill
-    may have left a checkpoint on some of them only.
-
-    Args:
-        remedy: advice to the user if the ranks see no common checkpoint.
-        damage: returns the fault in a checkpoint, the same on all ranks; None: it is not damaged.
+    may have left a checkpoint on some of them only. `remedy` is advice for this case. `damage` returns the fault in a
+    checkpoint, the same on all ranks.
 
     Raises:
         UserError: the ranks see checkpoints, but no common one, or all are damaged.

@@ -140,11 +140,7 @@ class LocalRanks:
             raise
 
     def run(self) -> Result | Failure:
-        """Wait for all ranks and pass their output on; return rank 0's result, or the attempt's failure.
-
-        Raises:
-            KeyboardInterrupt: the cell was interrupted; the ranks have been interrupted too.
-        """
+        """Wait for all ranks and pass their output on; return rank 0's result, or the attempt's failure."""
         try:
             failure = self._wait()
         except KeyboardInterrupt:

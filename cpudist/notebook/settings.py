@@ -15,7 +15,7 @@ from cpudist.errors import UserError
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
 from cpudist.launchers.launcher import token_in
-from cpudist.notebook.carry import digest
+from cpudist.notebook.carry import digest, pack
 
 PORT = 29500  # torch's default; the cells of several nodes must use the same port
 # Accelerate's parameters that must keep their defaults here.
@@ -139,8 +139,10 @@ def _compared(
     """Return `Settings.compared`."""
     name = repr(getattr(function, "__name__", type(function).__name__))
     values = {f"args[{index}]": value for index, value in enumerate(args)} | {one: given[one] for one in _COMPARED}
+    with open(os.devnull, "wb") as nowhere:
+        code = pack(function, args, nowhere)
     return {
-        "function": (name, digest(function)),
+        "function": (name, digest((code, function))),
         **{one: (_shown(value), digest(value)) for one, value in values.items()},
     }
 
