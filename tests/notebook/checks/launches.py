@@ -133,7 +133,8 @@ def main(what: str) -> None:
         except Unlucky:
             print("\ncaught it")
             traceback.print_exc(file=sys.stdout)
-        print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1))
+        elastic = {"rdzv_backend": "c10d", "monitor_interval": 1}  # as accelerate's guide has it for restarts
+        print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1, **elastic))
     if what == "sleep":
         cpudist.notebook_launcher(sleeps)
 
