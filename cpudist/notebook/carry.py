@@ -26,6 +26,7 @@ import cloudpickle
 
 from cpudist.console import one_line
 from cpudist.errors import UserError
+from cpudist.notebook.cells import name_of
 
 MAIN = "__main__"
 _DEPTH = 8  # levels to search for the object that cannot be pickled
@@ -68,7 +69,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 drops the file's name, which tracebacks need
             self.files.add(obj.co_filename)
             self.code.add(_described((obj.co_code, obj.co_names, obj.co_consts)))
-            return _code_of_file, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
+            return _code_of_file, (name_of(obj.co_filename), *self.dispatch_table[types.CodeType](obj))
         return super().reducer_override(obj)
 
 
@@ -87,7 +88,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> s
         pickler.dump((function, tuple(args)))
         pickler.dump(pickler.definitions)
         # Tracebacks show the source of cells, which is in no file.
-        sources = {name: linecache.getlines(name) for name in pickler.files if not os.path.exists(name)}
+        sources = {name_of(file): linecache.getlines(file) for file in pickler.files if not os.path.exists(file)}
         pickler.dump(sources)
     except Exception as error:  # noqa: BLE001 - objects raise what they like
         raise UserError(_explain(function, args, error)) from None

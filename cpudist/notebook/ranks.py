@@ -15,11 +15,12 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.launchers.notebook import rank_variables, without_launcher
+from cpudist.notebook.cells import shell
 from cpudist.notebook.live_view import LiveView
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.result import Failure, Mailbox, Result
@@ -98,7 +99,7 @@ class _Rank:
         for left in self.mailbox.arrived():
             if isinstance(left, bytes):
                 picture = {"image/png": base64.b64encode(left).decode(), "text/plain": "a figure of rank 0"}
-                _shell().display_pub.publish(picture)
+                shell().display_pub.publish(picture)
             elif isinstance(left, Failure):
                 self.failure = left
             else:
@@ -130,7 +131,7 @@ class LocalRanks:
         variables = _variables(settings, mark, run_id, attempt)
         # The agent kills every marked process, children of ranks included, even if this process is killed.
         self._agents = NodeAgents([Host("localhost")], mark, "RANK")
-        self._view = LiveView(_shell())
+        self._view = LiveView(shell())
         try:
             for local_rank in range(settings.num_processes):
                 own = rank_variables(settings.placement(local_rank), nodes.rendezvous(attempt))
@@ -208,7 +209,7 @@ def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> di
     """Return the variables that all ranks share."""
     variables = without_launcher(os.environ)
     if variables.get("MPLBACKEND", "").startswith("module:"):  # it draws into cells or an editor's window
-        variables["MPLBACKEND"] = "agg" if _shell() is None else "module://cpudist.notebook.figures"
+        variables["MPLBACKEND"] = "agg" if shell() is None else "module://cpudist.notebook.figures"
     return {
         **variables,
         "CPUDIST_JOB_ID": job_id,
@@ -216,8 +217,3 @@ def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> di
         "CPUDIST_RESTART_COUNT": str(attempt),
         "ACCELERATE_MIXED_PRECISION": settings.mixed_precision,
     }
-
-
-def _shell() -> Any:
-    """Return IPython's shell, whose cells show figures; None in plain Python."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None

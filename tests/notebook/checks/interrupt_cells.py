@@ -31,7 +31,7 @@ def work(steps):
 LAUNCH = "print('result', cpudist.notebook_launcher(work, ({steps},)))"
 
 
-_RANKS = re.compile(r"rank +host .+\n0 .+ in barrier .+\n1 .+ in barrier .+\nloss 3 to 1  █▆▁")
+_RANKS = re.compile(r"rank +host .+\n(\d .+ in barrier #\d+ \(cell \d+, line 7\) .+\n){2}loss 3 to 1  █▆▁")
 
 
 def run(client: BlockingKernelClient, code: str, at_work: Callable[[], object] | None = None) -> str:
