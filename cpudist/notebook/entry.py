@@ -14,7 +14,7 @@ from cpudist.console import say
 from cpudist.notebook.carry import pack
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.ranks import LocalRanks
-from cpudist.notebook.result import Failure, Result
+from cpudist.notebook.result import Failure, Interrupted, Result
 from cpudist.notebook.settings import Settings, check
 
 
@@ -87,6 +87,7 @@ def notebook_launcher(
         RankFailed: a rank was killed, or failed on another node. An exception of a rank on this node is raised itself;
             its cause is a `RankFailed` with the rank's traceback.
         StartupTimeout: node 0's cell cannot be reached in time.
+        KeyboardInterrupt: the cell was interrupted; all ranks have been, too.
 
     Examples:
         >>> def work(length):
@@ -107,6 +108,8 @@ def notebook_launcher(
             pickle.dump((list(sys.path), settings), file)  # for `worker.py`
             pack(function, args, file)
         outcome = _run(settings, payload)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; no rank runs any more") from None
     finally:
         os.close(payload)
     if isinstance(outcome, Failure):

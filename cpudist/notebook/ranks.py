@@ -76,6 +76,7 @@ class _Rank:
         self.mailbox = Mailbox()
         self.failure: Failure | None = None
         self.result = Result(None)
+        self.started = False
         prefix = settings.prefix(local_rank)
         shown = self.number == 0 or prefix is not None
         self.process = subprocess.Popen(
@@ -100,6 +101,8 @@ class _Rank:
             if isinstance(left, bytes):
                 picture = {"image/png": base64.b64encode(left).decode(), "text/plain": "a figure of rank 0"}
                 shell().display_pub.publish(picture)
+            elif left is None:
+                self.started = True
             elif isinstance(left, Failure):
                 self.failure = left
             else:
@@ -193,8 +196,8 @@ class LocalRanks:
         stopped = Failure("the job", "was interrupted in another node's cell", time.monotonic(), stopped=True)
         self._nodes.report(self._attempt, stopped)
         for rank in self._ranks:
-            if rank.process.poll() is None:
-                rank.process.send_signal(signal.SIGINT)
+            if not rank.has_ended():
+                rank.process.send_signal(signal.SIGINT if rank.started else signal.SIGKILL)
         deadline = time.monotonic() + _STOP_SECONDS
         while time.monotonic() < deadline and not self._all_have_ended():
             self._pause()

@@ -26,6 +26,14 @@ class RankFailed(RuntimeError):
     """A rank has failed. The message names it and has its traceback, if there is one."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """The user has interrupted the cell."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the text that IPython shows in a cell instead of a traceback."""
+        return [f"cpudist: {self}"]
+
+
 @dataclass(frozen=True)
 class Result:
     """The value that the function returned on rank 0; None on the others."""
@@ -119,8 +127,8 @@ class Mailbox:
         self.descriptor = os.memfd_create("cpudist-notebook") if descriptor is None else descriptor
         self._read = 0
 
-    def leave(self, content: Result | Failure | bytes) -> None:
-        """Write a figure, a result or a failure."""
+    def leave(self, content: Result | Failure | bytes | None) -> None:
+        """Write a figure, a result, a failure, or None once an interrupt is reported as a failure."""
         try:
             data = cloudpickle.dumps(content)
         except Exception as error:  # noqa: BLE001 - objects raise what they like

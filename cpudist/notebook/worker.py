@@ -39,13 +39,16 @@ def main() -> None:
         rank = launcher.placement().rank
         Mailbox.of_rank_0 = mailbox if rank == 0 else None
 
-        # Late: torch reads the affinity and thread variables when it is imported.
-        from cpudist import api, job
-        from cpudist.training.run_target import run_target
-
         try:
+            mailbox.leave(None)
+            # Late: torch reads the affinity and thread variables when it is imported.
+            from cpudist import api
+            from cpudist.training.run_target import run_target
+
             run_target(partial(_call, file, mailbox, rank), api.enter(launcher, settings.options, pinning))
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             lines = traceback.format_exception(type(error), error, from_user_code(error.__traceback__))
             mailbox.leave(Failure.of(rank, error, "".join(lines).rstrip()))
+            from cpudist import job
+
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback

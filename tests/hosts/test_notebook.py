@@ -76,7 +76,7 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
         f"arguments raises UserError args[1]=0.1 in this node's cell, but 0.0 in node 0's; {again}",
         f"nodes raises UserError num_nodes=3 in this node's cell, but 2 in node 0's; {again}",
         "restart gives None",
-        "interrupt raises KeyboardInterrupt ",
+        "interrupt raises Interrupted interrupted; no rank runs any more",
         "restart gives None",
         "number raises UserError a cell with node_rank=0 has joined the job at h0:29500 already; give each node a"
         " number of its own, or another use_port if that is another job",
