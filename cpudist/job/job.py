@@ -271,6 +271,11 @@ def fail(error: BaseException, show: failure.Show = traceback.print_exception, r
     failure.fail(error, None, show, rank)
 
 
+def waited_for(error: BaseException) -> list[str]:
+    """Return sentences about the ranks that a timed-out collective waited for, most likely cause last."""
+    return _context.waited_for(error) if _context is not None else []
+
+
 def _forget() -> None:
     """Undo all changes of the running job, or of a job whose start failed."""
     global _changes, _context, _job

@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
@@ -24,6 +24,10 @@ _HEAD_START = 1.0  # other ranks may fail up to this long before a killed rank i
 
 class RankFailed(RuntimeError):
     """A rank has failed. The message names it and has its traceback, if there is one."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the text that IPython shows in a cell instead of a traceback of ours."""
+        return [f"RankFailed: {self}"]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -65,8 +69,13 @@ class Failure:
     stopped: bool = False
 
     @classmethod
-    def of(cls, rank: int, error: BaseException, trace: str) -> Failure:
-        """Return the failure of this process by an exception, with its traceback as text."""
+    def of(cls, rank: int, error: BaseException, trace: str, waited_for: Sequence[str] = ()) -> Failure:
+        """Return the failure of this process by an exception, with its traceback as text.
+
+        If the exception is a timeout, the failure is that of the ranks that it `waited_for`, the likeliest cause last.
+        """
+        if waited_for:
+            return cls("a collective timed out:", "; ".join(reversed(waited_for)), time.monotonic())
         pickled = None
         if isinstance(error, Exception):  # SystemExit and the like would end the notebook
             try:

@@ -48,7 +48,7 @@ def main() -> None:
             run_target(partial(_call, file, mailbox, rank), api.enter(launcher, settings.options, pinning))
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             lines = traceback.format_exception(type(error), error, from_user_code(error.__traceback__))
-            mailbox.leave(Failure.of(rank, error, "".join(lines).rstrip()))
             from cpudist import job
 
+            mailbox.leave(Failure.of(rank, error, "".join(lines).rstrip(), job.waited_for(error)))
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback
