@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Ranks
-from cpudist.console import say
+from cpudist.console import option, say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def started_again(job: Job) -> str:
 def say_from_the_beginning(job: Job, folder: Path) -> None:
     """Print that a restarted training starts from the beginning; every rank may call it."""
     if job.restarts and job.world.rank == 0:
-        why = f"no checkpoint of this run in {folder} yet" if job.options.resumes else "--resume never"
+        why = f"no checkpoint of this run in {folder} yet" if job.options.resumes else option("resume", "never")
         say(f"{started_again(job)}: {why}, starting from the beginning")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
-from cpudist.console import say
+from cpudist.console import option, say
 from cpudist.errors import UserError
 from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
@@ -178,12 +178,12 @@ class Job:
         if self.options.backend != "auto":
             taken = f"; {self.options.written('backend')} comes first"
         elif name == "gloo":  # torch's only backend for CPU tensors, where no other one is installed
-            taken = f" and joins the job on {ours}; --backend gloo puts it on gloo"
+            taken = f" and joins the job on {ours}; {option('backend', 'gloo')} puts it on gloo"
         else:
-            theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
+            theirs = f", or {option('backend', name)} for the script's" if name in backends.names() else ""
             raise UserError(
-                f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend "
-                f"{ours} to stay on it{theirs}"
+                f"the script asks for the backend {name}, but the job runs on {ours}; give {option('backend', ours)} "
+                f"to stay on it{theirs}"
             )
         if self.world.rank == 0 and name not in self._overruled:
             say(f"the script asks for the backend {name}{taken}")

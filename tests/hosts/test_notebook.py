@@ -69,7 +69,7 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
         "interrupt raises RankFailed the job was interrupted in another node's cell",
         "restart gives ranks 2, attempt 1",
         "number raises StartupTimeout starting the job: after 15 s still waiting for rank 1 of 2; look at their output,"
-        " or give more time with --timeout",
+        " or give more time with notebook_launcher(…, timeout=…)",
     ], result.output
     assert there == [
         f"function raises UserError function='other' in this node's cell, but 'fails' in node 0's; {again}",

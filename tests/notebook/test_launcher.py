@@ -71,6 +71,7 @@ def test_failures() -> None:
     assert traceback.splitlines()[-1] == "Unlucky: no such thing", result.output
     assert 'raise Unlucky("no such thing")' in traceback
     assert "cpudist" not in traceback.replace(str(SCRIPT), ""), "frames of ours lead into the function"
+    assert 'the job on ccl; notebook_launcher(…, backend="gloo") puts it on gloo\n' in result.stderr, result.output
     assert f"[default1]: cpudist: rank 1 on {HOST} failed: Unlucky: no such thing; ending the job\n" in result.stderr
 
     *runs, attempt = rest.splitlines()[-3:]
