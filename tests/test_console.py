@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpudist.console import curve, duration, names_of, number_of, size
+from cpudist.console import curve, duration, names_of, number_of, option, size
+from cpudist.launchers import notebook
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,10 @@ def test_short_and_long_times() -> None:
 def test_the_curve_of_a_training_that_diverges() -> None:
     assert curve([3.0, 2.0, float("nan"), 4.0, float("inf")]) == "▅▁█"
     assert curve([float("nan")]) == curve([]) == ""
+
+
+def test_an_option_is_written_as_its_user_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (option("backend", "gloo"), option("async_checkpoint")) == ("--backend gloo", "--async-checkpoint")
+    monkeypatch.setenv(notebook.JOB, "job/0")
+    assert option("backend", "gloo") == 'notebook_launcher(…, backend="gloo")'
+    assert option("timeout") == "notebook_launcher(…, timeout=…)"
