@@ -41,7 +41,7 @@ def load() -> Any:
         UserError: it cannot be compiled or loaded; the message names the remedy.
     """
     path = ensure_built()
-    transport = apply_settings()
+    chosen = apply_settings()
     loader = ExtensionFileLoader("cpudist_ccl", str(path))
     spec = spec_from_file_location("cpudist_ccl", path, loader=loader)
     assert spec is not None
@@ -52,9 +52,9 @@ def load() -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
-    if transport == "mpi":
+    if chosen == "mpi":
         _start_mpi()
-    module.transport = transport  # type: ignore[attr-defined]
+    module.transport = chosen  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
     atexit.register(_leave, module)
     # A forked child is no rank of the job, and the module's own fork handler has closed the module there.
@@ -81,14 +81,14 @@ def start(chosen: str | None, hosts: int) -> None:
 
 def apply_settings() -> Transport:
     """Set oneCCL's variables that the user has not set, and return the transport; oneCCL reads them when it starts."""
-    transport = choose_transport()
-    for name, value in settings(transport).items():
+    chosen = transport()
+    for name, value in settings(chosen).items():
         os.environ.setdefault(name, value)
-    os.environ["CCL_ATL_TRANSPORT"] = transport  # overwrites the value that a rank's child has inherited
-    return transport
+    os.environ["CCL_ATL_TRANSPORT"] = chosen  # overwrites the value that a rank's child has inherited
+    return chosen
 
 
-def choose_transport() -> Transport:
+def transport() -> Transport:
     """Choose oneCCL's transport: MPI if the launcher has created an MPI world that oneCCL can join, otherwise OFI.
 
     oneCCL needs the MPICH ABI (Intel MPI, MPICH), not Open MPI's; without it oneCCL uses libfabric (OFI). The launcher
@@ -113,10 +113,10 @@ def _in_mpi_world(variables: Mapping[str, str]) -> bool:
     return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
 
 
-def settings(transport: Transport) -> dict[str, str]:
+def settings(chosen: Transport) -> dict[str, str]:
     """Return the environment variables of oneCCL's settings."""
     return {
-        "CCL_ATL_TRANSPORT": transport,
+        "CCL_ATL_TRANSPORT": chosen,
         # Turn off oneCCL's polling thread: it slows down a computing core, and over OFI a small allreduce takes 8 ms
         # instead of 24 us. csrc/engine.hpp makes progress instead.
         "CCL_WORKER_OFFLOAD": "0",

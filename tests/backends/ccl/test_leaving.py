@@ -32,7 +32,7 @@ def test_a_child_that_a_rank_spawns_is_not_that_rank(tmp_path: Path) -> None:
 )
 def test_aborting_ends_what_a_rank_waits_for(name: str, transport: str) -> None:
     """Long before the job's timeout of 300 s; and the rank, whose communication is out of use then, has failed."""
-    result = run(JOBS[name], "leaving.py", "abort_waiting", timeout=90, **only(transport))
+    result = run(JOBS[name], "leaving.py", "abort_waiting", timeout=150, **only(transport))
     assert result.returncode != 0
     assert "caught: ccl: all_reduce #2 of group '0' on rank 0 of" in result.stdout, result.output
     assert "was aborted" in result.stdout, result.output
@@ -43,6 +43,6 @@ def test_aborting_ends_what_a_rank_waits_for(name: str, transport: str) -> None:
     ("name", "transport"), [("intel-mpi, 3 ranks", "oneccl"), ("torchrun, 2 ranks", "shared_memory")]
 )
 def test_aborting_where_nothing_is_under_way_harms_nothing(name: str, transport: str) -> None:
-    result = run(JOBS[name], "leaving.py", "abort_idle", timeout=90, **only(transport))
+    result = run(JOBS[name], "leaving.py", "abort_idle", timeout=200, **only(transport))
     assert result.returncode == 0, result.output
     assert result.stdout.count("left") == int(name.split()[-2]), result.output
