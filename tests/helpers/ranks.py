@@ -9,8 +9,17 @@ import tempfile
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+from cpudist.job import Job, start_job
+from cpudist.job.job_options import JobOptions
+from cpudist.launchers import detect
 from cpudist.topology.identity import free_port
+
+
+def begin(**options: Any) -> Job:
+    """Start a job on gloo."""
+    return start_job(detect(), JobOptions(backend="gloo", **options))
 
 
 def fork_ranks(script: Callable[[], object], size: int = 2, seconds: float = 60) -> list[tuple[int | None, str]]:
