@@ -30,7 +30,7 @@ def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
             assert total == job.world.size == 2
             assert [member.placement.rank for member in job.members] == [0, 1]
             assert (job.timeout, os.environ["LOCAL_RANK"], job.restarts) == (20 + number, str(job.world.rank), 0)
-            assert poll(lambda: [one.line[:13] for one in job.statuses().values()] == ["test_ranks.py"] * 2, 20)
+            assert poll(lambda: [one.line[:13] for one in require().statuses().values()] == ["test_ranks.py"] * 2, 20)
             job.set_timeout(9)
             assert (job.timeout, job.store.timeout.total_seconds()) == (9, 9)
             if (child := os.fork()) == 0:
