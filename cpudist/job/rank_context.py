@@ -136,7 +136,7 @@ class RankContext:
 
     def waited_for(self, error: BaseException) -> list[str]:
         """Return sentences about the ranks that a timed-out collective waited for; see `failure.waited_for`."""
-        return failure.waited_for(error, self._watch)
+        return failure.waited_for(error, self.watch)
 
     def close_in_child(self) -> None:
         """Close all connections in a forked child; it is not a rank, so its exit must not end the job."""
