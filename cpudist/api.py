@@ -165,7 +165,6 @@ def wrap(
     scheme = job.communication.applicable(compress)
     wrapped = job.backend.wrap(model, **options)
     job.communication.compress(wrapped, scheme)
-    job.record.note_gradients_of(wrapped)
     return wrapped
 
 

@@ -81,7 +81,6 @@ class Communication:
         def chosen(scheme: str, why: str) -> None:
             self._backend.compress(model, scheme)
             self._record.compression = scheme
-            self._record.note_gradients_of(model)
             if why and self.world.rank == 0:
                 say(f"compression by auto takes {scheme}: {why}")
 

@@ -41,8 +41,7 @@ def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFi
     assert "compression by powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
     model(torch.ones(1, 2))
     gradients = job.require().record.as_dict("running")["gradients"]
-    assert gradients["compress"] == "none: all ranks are on one host"
-    assert (gradients["hook"], gradients["compressed_bytes"]) == (None, None)
+    assert gradients == {"compress": "none: all ranks are on one host", "bytes": None, "compressed_bytes": None}
 
 
 @pytest.mark.parametrize(
@@ -87,8 +86,6 @@ def test_auto_chooses_after_the_first_steps(
     assert hooked == ([model] if scheme == "bf16" else [])
     assert model.module.weight.grad.dtype is torch.float32
     assert f"compression by auto takes {scheme}: the gradients" in capsys.readouterr().err
-    gradients = running.record.as_dict("running")["gradients"]
-    assert (gradients["compress"], gradients["hook"]) == (scheme, "allreduce_hook" if hooked else None)
 
 
 def test_a_wrong_scheme_of_a_model(alone: None) -> None:

@@ -39,6 +39,8 @@ class Agent:
 
 def test_a_thousand_hosts_are_reached_64_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_agents, "_Agent", Agent)
+    monkeypatch.setattr(Agent, "started", 0)
+    monkeypatch.setattr(Agent, "most_at_once", 0)
     monkeypatch.setattr(node_agents, "_allow_files", lambda count: None)
     receive = NodeAgents._receive
 

@@ -65,7 +65,7 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
     assert [case for case, *_ in here] == [case for case, *_ in there] == cases, result.output
     failed, user = "RankFailed", "UserError"
     assert [kind for _, kind, _ in here] == [failed] * 3 + ["ranks", failed, "ranks", "StartupTimeout"], result.output
-    assert [kind for _, kind, _ in there] == [user] * 3 + ["None", "KeyboardInterrupt", "None", user], result.output
+    assert [kind for _, kind, _ in there] == [user] * 3 + ["None", "Interrupted", "None", user], result.output
     for values, (_, _, says), (_, _, other) in zip(("'other' 'fails'", "0.1 0.0", "3 2"), here, there, strict=False):
         assert all(value in text for value in values.split() for text in (says, other)), result.output
     assert all(says == "2, attempt 1" for _, kind, says in here if kind == "ranks")
