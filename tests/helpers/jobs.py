@@ -31,7 +31,7 @@ _LEAVE_SECONDS = 10.0  # how long processes may outlive their command
 
 # What rank 0 of cpudist-train says, where there are others.
 STARTED = r"cpudist: \d+ ranks on .+, \w+( over \w+)?, started in [\d.:]+( s)?\n"
-STARTING = r"cpudist: (checking|starting on) .*\n"  # what `cpudist launch` says where that takes two seconds
+STARTING = r"cpudist: (checking|connecting|starting on) .*\n"  # what `cpudist launch` says where that takes two seconds
 COMPLETED = r"cpudist: completed after [\d.:]+( s)?(, \d+ steps)?(; record in .+)?\n"
 
 # Variables that jobs do not inherit: those of a launcher that runs the tests, and the one that conftest.py sets.

@@ -23,7 +23,7 @@ UNREACHABLE = "^cpudist: .*on h1 cannot be reached any more"
         ("rank 3 stopped", "mpich", False, r"^cpudist: .*rank 3 \(h1\) does not answer"),
         ("rank 3 stuck in Python", "openmpi", False, r"^cpudist: .*rank 3 \(h1\) never reached all_reduce #"),
         ("link of h1 down", "intel", False, UNREACHABLE),
-        ("link of h1 down", "openmpi", False, UNREACHABLE),
+        pytest.param("link of h1 down", "openmpi", False, UNREACHABLE, marks=pytest.mark.long),
         ("h1 loses its power", "openmpi", True, UNREACHABLE),
         ("launch's ssh to h1 lost", "intel", True, "warning: the ssh connection to h1 was lost; connecting again$"),
     ],

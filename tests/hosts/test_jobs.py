@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bed import Bed
 from jobs import train
-from mpis import MPIS, mpirun, mpirun_on, named
+from mpis import mpirun, mpirun_on, named
 
 pytestmark = pytest.mark.job
 
@@ -23,7 +23,7 @@ COLLECTIVES = TESTS / "backends" / "ccl" / "checks" / "collectives.py"
     ("mpi", "backend", "transport"),
     [
         ("intel", "ccl", "mpi"),
-        ("intel", "gloo", "tcp"),
+        pytest.param("intel", "gloo", "tcp", marks=pytest.mark.long),
         ("mpich", "ccl", "mpi"),
         ("openmpi", "ccl", "ofi"),
     ],
@@ -48,7 +48,7 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     assert fields["loss"]["last"] < fields["loss"]["first"]
 
 
-@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("mpi", ["intel", pytest.param("mpich", marks=pytest.mark.long), "openmpi"])
 def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
     command = [*mpirun_on(bed, mpi, 1), sys.executable, str(COLLECTIVES), "15"]
     result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore"})

@@ -154,6 +154,7 @@ def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path
     assert {name: host for name, host in seen(tmp_path).items() if name.startswith("1-")} == {"1-0": "h0", "1-1": "h0"}
 
 
+@pytest.mark.long
 def test_a_host_that_comes_back_is_waited_for(own_bed: Bed, tmp_path: Path) -> None:
     """The link is up again when the first check has found the host missing."""
     said = tmp_path / "said"

@@ -37,7 +37,7 @@ from cpudist.doctor.versions import installed
 _SECONDS = 400.0  # of one run, at most
 _RATE, _BURST = "100mbit", "32kb"  # of a whole link; a larger burst hides a limit from short messages
 _PERIOD = 100_000  # of a control group's quota, in microseconds
-_OWN_LINES = r"^cpudist\w*: (?!checking |starting |\d+ ranks on |completed )(.*)$"
+_OWN_LINES = r"^cpudist\w*: (?!checking |connecting |starting |\d+ ranks on |completed )(.*)$"
 
 
 class Hosts:
@@ -75,7 +75,7 @@ class Hosts:
             command = [*mpirun_on(self.bed, "intel", 1), *command]
         command = self._group.inside(command) if self._confined == "h0" else command
         result = self.bed.run("h0", command, _SECONDS, {"XDG_CACHE_HOME": str(self._top)}, self.folder)
-        if not file.exists():
+        if not (file.exists() and file.read_text()):
             return result, re.findall(_OWN_LINES, result.stderr, re.MULTILINE)
         findings = json.loads(file.read_text())["findings"]
         return result, [f"{finding['about']}: {finding['message']}" for finding in findings]
@@ -135,6 +135,11 @@ def no_route(hosts: Hosts) -> None:
     """The second network of h2 is another one than that of the others."""
     second_network(hosts, "h0 h1 h2")
     hosts.sh("h2", "ip address flush dev eth1", "ip address add 10.99.0.12/24 dev eth1")
+
+
+def no_route_between(hosts: Hosts) -> None:
+    """h1 and h2 reach h0, and not each other."""
+    hosts.sh("h1", f"ip route add blackhole {hosts.bed.addresses['h2'][0]}")
 
 
 def docker(hosts: Hosts) -> None:
@@ -234,8 +239,9 @@ INJECTIONS = {
     "ports h1 of 3, mpirun": Injection(
         3, lambda hosts: closed(hosts, "h1", _ALL), "h1", ("cpudist doctor --hostfile",), **_BY_HAND
     ),
+    "no route h1, h2 of 3": Injection(3, no_route_between, "h2", ("h2 cannot connect to h1 at ",)),
     "no eth1 on h2 of 3": Injection(
-        3, lambda hosts: second_network(hosts, "h0 h1"), "h2", (f"h2 {_AWAY}.*no network interface eth1",), **_ETH1
+        3, lambda hosts: second_network(hosts, "h0 h1"), "h2", ("h2 has no network interface eth1",), **_ETH1
     ),
     "eth1 of h2 leads nowhere": Injection(3, no_route, "h2", (f"h2 {_AWAY}",), **_ETH1),
     "docker0 of 3": Injection(3, docker, "h1 h2", (f"h1 {_AWAY}", f"h2 {_AWAY}"), options=("--interface", "docker0")),
@@ -243,7 +249,7 @@ INJECTIONS = {
         3, lambda hosts: second_network(hosts, "h0 h1 h2", slow="h2"), "h2", ("h2: sends",), **_ETH1
     ),
     "h2 knows h0 wrongly": Injection(3, lambda hosts: wrong_address(hosts, "h2", "h0"), "h2", (f"h2 {_AWAY}",)),
-    "/dev/shm full h2 of 3": Injection(3, lambda hosts: full_memory(hosts, "h2", 64, 0), "h2", (f"h2: {_SHM}",)),
+    "/dev/shm full h2 of 3": Injection(3, lambda hosts: full_memory(hosts, "h2", 64, 0), "h2", (f"h2 {_SHM}",)),
     "/dev/shm small h0 of 4": Injection(
         4, lambda hosts: full_memory(hosts, "h0", 64, 32), "h0", (f"h0: {_SHM}",), **_BY_HAND
     ),

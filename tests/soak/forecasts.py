@@ -1,6 +1,6 @@
 """Compare forecasts from a run on one host with runs on 2 and 4 hosts, at three rates of the network.
 
-    python tests/soak/forecasts.py [--rates 100mbit,1gbit,10gbit] [--hosts 2,4] [--records FOLDER]
+    python tests/soak/forecasts.py [--rates 100mbit,1gbit,10gbit] [--hosts 2,4]
 
 As root: the hosts are namespaces of this machine, each with a quarter of a core, which other programs do not get. They
 share its caches, so for the run on one host as many hosts train alone at the same time, and the slowest counts. This
@@ -47,20 +47,15 @@ def train(steps: int, folder: str) -> None:
 
 
 class Hosts:
-    """Hosts of a bed, each with a part of a core of its own; h0 and h2 share one.
+    """Hosts of a bed, each with a part of a core of its own; h0 and h2 share one."""
 
-    Args:
-        records: the folder of the records of their runs, which are not repeated.
-    """
-
-    def __init__(self, count: int, records: Path | None, stack: ExitStack) -> None:
+    def __init__(self, count: int, stack: ExitStack) -> None:
         from bed import Bed
         from control_group import control_group
 
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        self._records = records or folder
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._groups = [stack.enter_context(control_group()) for _ in range(count)]
-        self.bed = stack.enter_context(Bed(folder, count))
+        self.bed = stack.enter_context(Bed(self._folder, count))
         for index, group in enumerate(self._groups):
             used = str(round(_QUOTA * _PERIOD))
             group.limit("cpu", cpu__cfs_period_us=str(_PERIOD), cpu__cfs_quota_us=used, cpu__max=f"{used} {_PERIOD}")
@@ -72,32 +67,22 @@ class Hosts:
         """Train on the first hosts together, and return the record."""
         from jobs import BIN
 
-        file = self._records / f"{name}.json"
-        if not file.exists():
-            names, part = ",".join(list(self.bed.addresses)[:hosts]), file.with_suffix(".part")
-            job = [str(BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1"]
-            job = self._groups[0].inside([*job, *_command(part, scheme, _STEPS)])
-            ended = self.bed.run("h0", job, _SECONDS)
-            if ended.returncode:
-                sys.exit(ended.output)
-            part.rename(file)
+        file, names = self._folder / f"{name}.json", ",".join(list(self.bed.addresses)[:hosts])
+        job = [str(BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1"]
+        ended = self.bed.run("h0", self._groups[0].inside([*job, *_command(file, scheme, _STEPS)]), _SECONDS)
+        if ended.returncode:
+            sys.exit(ended.output)
         return _read(file)
 
     def run_alone(self, name: str, hosts: int) -> dict[str, Any]:
         """Train on each of the first hosts by itself, all at the same time; return the record of the slowest."""
-        files = [self._records / f"{name}-{index}.json" for index in range(hosts)]
-        if not files[-1].exists():
-            parts = [file.with_suffix(".part") for file in files]
-            jobs = [
-                self.bed.start(
-                    f"h{index}", group.inside(_command(part, "none", _STEPS_ALONE)), part.with_suffix(".log")
-                )
-                for index, (group, part) in enumerate(zip(self._groups, parts, strict=False))
-            ]
-            if any(job.wait(_SECONDS) for job in jobs):
-                sys.exit("".join(part.with_suffix(".log").read_text() for part in parts))
-            for part, file in zip(parts, files, strict=True):
-                part.rename(file)
+        files = [self._folder / f"{name}-{index}.json" for index in range(hosts)]
+        jobs = [
+            self.bed.start(f"h{index}", group.inside(_command(file, "none", _STEPS_ALONE)), file.with_suffix(".log"))
+            for index, (group, file) in enumerate(zip(self._groups, files, strict=False))
+        ]
+        if any(job.wait(_SECONDS) for job in jobs):
+            sys.exit("".join(file.with_suffix(".log").read_text() for file in files))
         return max(map(_read, files), key=_step)
 
 
@@ -121,7 +106,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default="100mbit,1gbit,10gbit")
     parser.add_argument("--hosts", default="2,4")
-    parser.add_argument("--records", type=Path, help="a folder to keep the records in, whose runs are not repeated")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
     from bed import missing
@@ -134,7 +118,7 @@ def main() -> None:
     forecast.VALUE = {scheme: seconds / _QUOTA for scheme, seconds in forecast.VALUE.items()}
     numbers, errors = list(map(int, options.hosts.split(","))), []
     with ExitStack() as stack:
-        bed = Hosts(max(numbers), options.records, stack)
+        bed = Hosts(max(numbers), stack)
         for rate in options.rates.split(","):
             bed.bed.limit(rate)
             for hosts in numbers:
