@@ -101,7 +101,6 @@ def check(
         (reference, *answers), failed = asyncio.run(_ask_all([here, *hosts], words, starter))
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
-    among = any(isinstance(answer, Facts) and answer.identity == reference.identity for answer in answers)
     facts: dict[Host, Facts] = {}
     findings: dict[Host, list[Finding]] = {host: [] for host in hosts}
     for host, answer in zip(hosts, answers, strict=True):
@@ -110,7 +109,7 @@ def check(
             continue
         findings[host] = [*_judge(host, answer, reference, script), *_same_machine(host, answer, facts)]
         facts[host] = answer
-    for host, finding in unconnected(failed, [here, *hosts], among):
+    for host, finding in unconnected(failed, [here, *hosts]):
         findings[host].append(finding)
     return Checked(facts, findings)
 
@@ -149,10 +148,7 @@ async def _why_not_up(host: Host) -> str:
 async def _ask_all(
     hosts: Sequence[Host], words: Sequence[str], starter: Sequence[str]
 ) -> tuple[list[Facts | Finding], dict[tuple[Host, Host], str]]:
-    """Ask hosts, this one first, for their facts, then let them connect to each other.
-
-    Args:
-        starter: name or addresses at which the others connect to this host.
+    """Ask hosts, this one first, for their facts; then let them connect to each other, to this one at `starter`.
 
     Returns:
         The facts or an error of each host, and the failed connections, from a host to another one.
@@ -172,11 +168,11 @@ async def _ask_all(
         for host, one in zip(hosts, found, strict=True):
             if isinstance(one, Facts) and one.address:
                 machines.setdefault(one.identity, (host, one))
-        nodes = dict(machines.values())
-        failed = {}
+        nodes, failed = dict(machines.values()), {}
+        order = list(nodes)
 
         async def connect(host: Host) -> None:
-            others = [[*nodes][number] for number in partners([*nodes].index(host), len(nodes))]
+            others = [order[number] for number in partners(order.index(host), len(order))]
             asked = [[starter if other == hosts[0] else [nodes[other].address], nodes[other].port] for other in others]
             answer = understood(host, await talks[host](json.dumps(asked)), lambda fields: _errors(fields, len(others)))
             if isinstance(answer, Finding):
@@ -184,8 +180,10 @@ async def _ask_all(
             else:
                 failed.update({(host, other): why for other, why in zip(others, answer, strict=True) if why})
 
-        if hosts[0] in nodes:
-            await ask_each([*nodes], connect, "connecting every pair of hosts")
+        if hosts[0] in nodes:  # it need not connect to the others if it has no ranks
+            own = nodes[hosts[0]].identity
+            among = any(isinstance(one, Facts) and one.identity == own for one in found[1:])
+            await ask_each(order[not among :], connect, "connecting every pair of hosts")
     return found, failed
 
 

@@ -26,15 +26,12 @@ def partners(own: int, count: int) -> list[int]:
     return sorted((near | {0}) - {own})
 
 
-def unconnected(
-    failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host], among: bool
-) -> Iterator[tuple[Host, Finding]]:
-    """Yield a finding for each host that explains most of the failed connections that are left.
+def unconnected(failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host]) -> Iterator[tuple[Host, Finding]]:
+    """Yield the host that explains most of the failed connections with its finding; repeat this with those left.
 
     Args:
         failed: why a host cannot connect to another one.
         hosts: all hosts, the first of which starts the job.
-        among: whether the first one has ranks, too.
     """
     here, *others = hosts
     left = dict(failed)
@@ -43,12 +40,11 @@ def unconnected(
         host = max(others, key=lambda one: (counts[one], hosts.index(one)))
         sends = {other: why for (one, other), why in left.items() if one == host}
         receives = [one for one, other in left if other == host]
-        partners = [other for other in hosts if other in sends or other in receives]
-        who = "this host" if here in partners else names(partners)
+        others_ends = [other for other in hosts if other in sends or other in receives]
+        who = "this host" if here in others_ends else names(others_ends)
         if sends:
             message = f"cannot connect to {who} at {sends.get(here) or next(iter(sends.values()))}"
         else:
             message = f"does not let {who} connect to its free ports"
-        harmless = not among and not sends and partners == [here]
-        yield host, Finding("warning" if harmless else "error", place(host), message, _REMEDY)
+        yield host, Finding("error", place(host), message, _REMEDY)
         left = {pair: why for pair, why in left.items() if host not in pair}
