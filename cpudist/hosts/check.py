@@ -88,10 +88,7 @@ def check(
         script: the job's script; empty where it has none.
         by_name: whether the hosts connect to this host by its name (`MpiLauncher.by_name`); otherwise by an address.
         shared: whether to check that the hosts share this process's working folder.
-        interface: the network interface for all traffic; None: any.
-
-    Raises:
-        UserError: this host does not have that interface.
+        interface: the network interface for all traffic, which this host must have; None: any.
     """
     here = Host("localhost", 0, "this host")
     starter = [socket.gethostname()] if by_name else addresses(interface)[: 1 if interface else None]

@@ -38,11 +38,7 @@ class HostPlan:
         return self._spread(self.hosts, self._options.ranks)
 
     def start(self) -> list[Host]:
-        """Wait for hosts that are still starting, check them, and return the hosts with their ranks as `spread` does.
-
-        Raises:
-            UserError: the ranks do not fit, or hosts cannot be used; one line for each.
-        """
+        """Wait for hosts that are still starting, check them, and return those with ranks, as `spread` does."""
         if self._options.wait:
             wait_for(self.hosts, self._options.wait)
         placed = self.spread()

@@ -47,11 +47,7 @@ def read(path: str | Path) -> list[Host]:
 
 
 def parse(text: str, source: str = "hostfile") -> list[Host]:
-    """Return the hosts that the text of a hostfile names, in its order; `source` is its name in messages.
-
-    Raises:
-        UserError: a line is wrong, a host is named twice, or none is named.
-    """
+    """Return the hosts that the text of a hostfile names, in its order; a wrong line is a `UserError`."""
     hosts: dict[object, Host] = {}
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
         content = line.partition("#")[0].strip()
@@ -73,11 +69,8 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
     """Return the hosts that a job needs, each with its number of ranks as `slots`. Hosts are filled in order.
 
     Args:
-        ranks: total number of ranks, at least 1; None: as many as the hosts take.
+        ranks: total number of ranks, at least 1; None: as many as the hosts take, otherwise they must take as many.
         per_host: the number of ranks on each host; None: its slots.
-
-    Raises:
-        UserError: the hosts take fewer ranks, or the number of a host's slots is missing.
     """
     filled: list[Host] = []
     left = ranks

@@ -67,12 +67,7 @@ class AtAddress:
 
 @dataclass(frozen=True)
 class InStore:
-    """The ranks find each other in the job's own store; the process that started them serves it.
-
-    Attributes:
-        job: key namespace of this job; the store outlives jobs.
-        token: the secret that clients must have; may be empty.
-    """
+    """The ranks find each other in the store of the process that started them, in the key namespace `job`."""
 
     host: str
     port: int
@@ -90,9 +85,6 @@ RendezvousMethod = OverMpi | AtAddress | InStore | Alone
 
 class Launcher(ABC):
     """A launcher, known to its ranks by the environment variables that it has set.
-
-    Args:
-        variables: the environment variables of the process; they are copied.
 
     Attributes:
         name: its name in the record and in messages.

@@ -45,21 +45,19 @@ def other() -> None:
 
 def launch(case: str, node: int) -> object:
     options = {"num_processes": 1, "num_nodes": 2, "node_rank": node, "master_addr": "h0", "timeout": 60}
-    if case == "fails":
-        return cpudist.notebook_launcher(fails, **options)
-    if case == "restart":
-        return cpudist.notebook_launcher(fails_once, **options, max_restarts=1)
-    if case == "interrupt":
-        return cpudist.notebook_launcher(is_interrupted, **options)
-    if case == "function":
-        return cpudist.notebook_launcher((fails, other)[node], **options)
-    if case == "arguments":
-        return cpudist.notebook_launcher(takes, (3, node / 10), **options)
-    if case == "nodes":
-        return cpudist.notebook_launcher(fails, **{**options, "num_nodes": 2 + node})
-    assert case == "number"
-    time.sleep(node)  # so that it is node 1's cell that comes second
-    return cpudist.notebook_launcher(fails_once, **{**options, "node_rank": 0, "timeout": 15})
+    calls = {
+        "fails": (fails, (), {}),
+        "restart": (fails_once, (), {"max_restarts": 1}),
+        "interrupt": (is_interrupted, (), {}),
+        "function": ((fails, other)[node], (), {}),
+        "arguments": (takes, (3, node / 10), {}),
+        "nodes": (fails, (), {"num_nodes": 2 + node}),
+        "number": (fails_once, (), {"node_rank": 0, "timeout": 15}),
+    }
+    if case == "number":
+        time.sleep(node)  # so that it is node 1's cell that comes second
+    function, arguments, own = calls[case]
+    return cpudist.notebook_launcher(function, arguments, **{**options, **own})
 
 
 def main(node: int, cases: list[str]) -> None:
