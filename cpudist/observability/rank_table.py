@@ -90,7 +90,7 @@ def table(rows: Sequence[Mapping[str, Any]], room: int, columns: Sequence[str] =
 
 
 def losses_of(ranks: Mapping[int, RankStacks]) -> list[float]:
-    """Return the newest losses that Trainer has logged on one of the ranks."""
+    """Return the newest losses that Trainer or the script has logged on one of the ranks."""
     return next((one.figures["losses"] for one in ranks.values() if one.figures.get("losses")), [])
 
 

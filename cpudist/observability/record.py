@@ -32,6 +32,7 @@ from cpudist.topology.identity import interface_of
 from cpudist.version import __version__
 
 _FILE = "cpudist.json"
+_LOSSES = 200  # The record has about so many losses, for a curve.
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
@@ -53,7 +54,7 @@ class RunRecord(Observer):
         stragglers: on rank 0 the reported ranks, and the line of code in which each of them was most often seen.
     """
 
-    otherwise: ClassVar[dict[str, object]] = {"newest": {}}
+    otherwise: ClassVar[dict[str, object]] = {"newest": {}, "log": {}, "figures": {}}
 
     def __init__(self, job: ObservedJob) -> None:
         self.path: Path | None = None
@@ -75,6 +76,7 @@ class RunRecord(Observer):
             for rank, member in enumerate(job.members)
         ]
         self._attempts: list[list[int]] | None = None  # earlier attempts in the file; None: not read yet
+        self._logged = 0  # steps at the last `log`
         self._tells = False  # whether rank 0 reports the start and the end of the job
 
     def step(self, optimizer: Any) -> None:
@@ -122,6 +124,22 @@ class RunRecord(Observer):
     def note_waiting(self) -> None:
         """Note each rank's communication wait and straggler delay, at the end of the job on rank 0."""
         self.waiting = waiting(self._job.statuses())
+
+    def log(self, loss: float | None, samples: int) -> dict[str, float]:
+        """Add the loss, and this rank's samples since the last call, of a script's own loop; return all figures."""
+        training, steps = self.training, self.training.steps
+        if loss is not None:
+            training.losses.append(loss)
+        if samples:
+            training.add_samples(samples * self._job.world.size)
+        since, self._logged = max(steps - self._logged, 1), steps
+        return {**({} if loss is None else {"loss": loss}), **self.figures(since)}
+
+    def figures(self, steps: int) -> dict[str, float]:
+        """Return the figures of the last `steps` steps for a reporter; none before the speed is known."""
+        speed = self.training.samples_per_second(steps)
+        figures = {"samples_per_second": speed, **self.compared} if speed else {}
+        return {f"cpudist_{name}": value for name, value in figures.items()}
 
     def newest(self) -> dict[str, Any]:
         """Return the checkpoint and the losses so far, for `cpudist top`."""
@@ -210,6 +228,7 @@ class RunRecord(Observer):
             "step_seconds": {"median": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
             "communication_share": _rounded(training.communication_share()),
             "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},
+            "losses": [_rounded(loss) for loss in training.losses[:: len(losses) // _LOSSES + 1]],
             "waiting": self.waiting or None,
             "restarts": self._job.restarts,
             "checkpoint": self.checkpoint,

@@ -1,4 +1,4 @@
-"""Compare runs by their records and Trainer's logs: a table, loss curves, and the options that differ."""
+"""Compare runs by their records: a table, loss curves, and the options that differ."""
 
 from __future__ import annotations
 
@@ -13,25 +13,21 @@ from cpudist.console import aligned, curve, names_of, number_of
 from cpudist.errors import UserError
 from cpudist.observability.rank_table import table as table_of_ranks
 
-_RECORD, _LOG = "cpudist.json", "trainer_state.json"
+_RECORD = "cpudist.json"
 _RANKS = 8  # Rows of the table of ranks.
-
-Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its record, and its losses.
+    """One run.
 
     Attributes:
         name: the folder or the file that the user has named.
         record: the run record.
-        losses: steps and losses as Trainer has logged them; empty where it has saved no log.
     """
 
     name: str
     record: Mapping[str, Any]
-    losses: Points
 
     def rows(self) -> dict[str, str]:
         """Return the cells of the run's column in `table`, by row name; empty if the record has no such figure."""
@@ -55,7 +51,7 @@ class Run:
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
             "waits for messages": f"{100 * share:.0f} %" if share is not None else "",
             "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if loss.get("last") is not None else "",
-            "curve": curve([loss for _, loss in self.losses]),
+            "curve": curve([loss for loss in get("losses") or () if loss is not None]),
         }
 
 
@@ -74,7 +70,7 @@ def read(path: Path) -> Run:
         record = None
     if not isinstance(record, dict) or "world_size" not in record:
         raise UserError(f"{file} is not the record of a run; give a run's output folder, or its record")
-    return Run(str(path), record, _losses(file.parent))
+    return Run(str(path), record)
 
 
 def table(runs: Sequence[Run], width: int) -> str:
@@ -103,18 +99,6 @@ def differences(runs: Sequence[Run]) -> list[str]:
         if len(set(values)) > 1:
             lines.append(f"{name}: {' | '.join(values)}")
     return lines
-
-
-def _losses(folder: Path) -> Points:
-    """Return the losses of Trainer's newest log in `folder`, or in the checkpoints there."""
-    logs = sorted([*folder.glob(_LOG), *folder.glob(f"checkpoint-*/{_LOG}")], key=lambda file: file.stat().st_mtime)
-    if not logs:
-        return []
-    try:
-        history = json.loads(logs[-1].read_text(encoding="utf-8"))["log_history"]
-        return [(entry["step"], float(entry["loss"])) for entry in history if "loss" in entry]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

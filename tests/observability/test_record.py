@@ -100,6 +100,24 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord) -> None
     json.dumps(record.as_dict("failed"), allow_nan=False)
 
 
+def test_an_own_loop_logs_what_trainer_logs(job: Observed) -> None:
+    job.world = replace(job.world, size=2)
+    record = RunRecord(job)
+    assert record.log(0.5, 16) == {"loss": 0.5}, "the speed is not known"
+    for number in range(1, 5):
+        job.counter.steps = 10 * number  # logged in every tenth step
+        record.training.times.extend([(0.2 * number, None)] * 10)
+        figures = record.log(None, 160)
+        assert figures == {"cpudist_samples_per_second": pytest.approx((32 * number + 3.2) / 0.2 / number / number)}
+    record.compared = {"delays": 0.1}
+    assert record.log(0.25, 0).items() > {"loss": 0.25, "cpudist_delays": 0.1}.items()
+    fields = record.as_dict("completed")
+    assert (fields["loss"], fields["losses"]) == ({"first": 0.5, "last": 0.25}, [0.5, 0.25])
+    assert record.newest()["losses"] == [0.5, 0.25]
+    record.training.losses = [float(number) for number in range(10_000)]
+    assert len(record.as_dict("completed")["losses"]) <= 200
+
+
 def test_other_users_cannot_read_the_file_while_it_is_replaced(
     record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
