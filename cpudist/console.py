@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import os
 import sys
 import threading
@@ -96,6 +97,13 @@ def names_of(hosts: Iterable[str]) -> str:
 def duration(seconds: float) -> str:
     """Return a time, such as ``4.1 s``, or ``0:01:30`` from one minute on."""
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+
+
+def option(name: str, value: str = "") -> str:
+    """Return an option as a user gives it: ``--backend gloo``, or ``notebook_launcher(…, backend="gloo")`` there."""
+    if "CPUDIST_NOTEBOOK" in os.environ:  # of launchers/notebook.py
+        return f"notebook_launcher(…, {name}={json.dumps(value) if value else '…'})"
+    return f"--{name.replace('_', '-')} {value}".rstrip()
 
 
 def one_line(text: str) -> str:

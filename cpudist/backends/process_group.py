@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
 from cpudist.backends.ddp_waits import DdpWaits
 from cpudist.backends.interface import Backend
+from cpudist.console import option
 from cpudist.errors import UserError
 from cpudist.on_import import after_import
 
@@ -123,7 +124,7 @@ class ProcessGroupBackend(Backend):
         if not hasattr(group, "set_timeout"):  # gloo before torch 2.9 accepts a new timeout, but keeps the old one
             raise UserError(
                 f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
-                f"give cpudist-train --timeout {seconds:g} where the script says ddp_timeout"
+                f"give {option('timeout')} instead of {seconds:g} in the script"
             )
         group.set_timeout(timedelta(seconds=seconds))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
-from cpudist.console import say
+from cpudist.console import option, say
 from cpudist.errors import UserError
 from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
@@ -204,12 +204,12 @@ class Job:
         if self.options.backend != "auto":
             taken = f"; {self.options.written('backend')} comes first"
         elif name == "gloo":  # torch's only backend for CPU tensors, where no other one is installed
-            taken = f" and joins the job on {ours}; --backend gloo puts it on gloo"
+            taken = f" and joins the job on {ours}; {option('backend', 'gloo')} puts it on gloo"
         else:
-            theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
+            theirs = f", or {option('backend', name)} for the script's" if name in backends.names() else ""
             raise UserError(
-                f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend "
-                f"{ours} to stay on it{theirs}"
+                f"the script asks for the backend {name}, but the job runs on {ours}; give {option('backend', ours)} "
+                f"to stay on it{theirs}"
             )
         if self.world.rank == 0 and name not in self._overruled:
             say(f"the script asks for the backend {name}{taken}")
@@ -295,6 +295,11 @@ def fail(error: BaseException, show: failure.Show = traceback.print_exception, r
     if _context is not None:
         _context.fail(error, show, rank)
     failure.fail(error, None, show, rank)
+
+
+def waited_for(error: BaseException) -> list[str]:
+    """Return sentences about the ranks that a timed-out collective waited for, most likely cause last."""
+    return _context.waited_for(error) if _context is not None else []
 
 
 def _forget() -> None:

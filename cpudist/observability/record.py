@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from cpudist.console import duration, names_of, number_of, say
+from cpudist.console import duration, names_of, number_of, option, say
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.rank_table import waiting
 from cpudist.observability.training_figures import Training
@@ -156,7 +156,8 @@ class RunRecord(Observer):
                 self._write_file(self.path, exit)
                 where = f"; record in {min(str(self.path), os.path.relpath(self.path), key=len)}"
         except OSError as error:
-            say(f"the run record was not written: {error}; --record FILE names another place")  # no reason to fail
+            elsewhere = option("record")  # no reason to fail
+            say(f"the run record was not written: {error}; {elsewhere} names another place")
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
             say(f"{exit} after {duration(own_age())}{steps}{self._slowest()}{where}")

@@ -172,7 +172,9 @@ def _user_line(innermost: FrameType | None) -> tuple[str, str]:
     frame = next(filter(is_user_code, _outwards(innermost)), innermost)
     if frame is None:  # the main thread has ended
         return "", ""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name
+    file = os.path.basename(frame.f_code.co_filename)
+    line = f", line {frame.f_lineno}" if file.startswith("cell ") else f":{frame.f_lineno}"  # of a notebook
+    return f"{file}{line}", frame.f_code.co_name
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

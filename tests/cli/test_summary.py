@@ -44,6 +44,30 @@ def test_two_runs_and_how_they_differ(
     assert not any(line[:1] == ["--do_train:"] for line in lines)
 
 
+def test_a_run_in_full(tmp_path: Path) -> None:
+    attempts = {"restarts": 1, "attempts": [[0, 30], [20, 100]], "steps": 100, "samples_per_second": 32.714}
+    figures = {"dtype": "bfloat16", "optimizations": ["ipex", "dropout"], "gradients": {"compress": "int8"}}
+    run = summary.read(_run(tmp_path / "a", [4.0, 2.0, 1.0], communication_share=0.06, **attempts, **figures))
+    assert run.rows() == {
+        "ranks": "2 on n0, n1",
+        "backend": "ccl over mpi",
+        "computes in": "bfloat16",
+        "optimized": "ipex, dropout",
+        "compression": "int8",
+        "ended": "completed",
+        "restarts": "1",
+        "recomputed": "10 steps",
+        "steps": "100",
+        "samples/s": "32.71",
+        "step (p95)": "264 ms (300)",
+        "waits for messages": "6 %",
+        "loss": "4 to 1",
+        "curve": "█▃▁",
+    }
+    nothing = summary.Run("b", {"world_size": 1}, []).rows()
+    assert nothing == {**dict.fromkeys(run.rows(), ""), "ranks": "1 on "}
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_runs_that_do_not_fit_the_terminal_are_one_below_the_other(tmp_path: Path, width: int) -> None:
     runs = [summary.read(_run(tmp_path / name, [2.0, 1.0], dtype="bfloat16")) for name in "abcdef"]

@@ -76,6 +76,29 @@ def test_sums_take_the_time_of_the_threads_that_compute() -> None:
     assert slow[0] == pytest.approx(slow[1], rel=0.01)  # they are done while it waits
 
 
+@pytest.mark.parametrize(
+    ("fields", "hosts", "scheme", "found"),
+    [
+        ({}, 4, "bf16", [1.187175, 0.284675, 20.216059, 0.739150, 0]),
+        ({}, 2, "int8", [0.987525, 0.090396, 12.151595, 0.888585, 80e6]),
+        ({"hosts": ["n0"], "world_size": 2}, 4, "bf16", [1.637240, 0.412240, 29.317626, 0.732941, 0]),
+        ({"backend": "gloo"}, 2, "int8", [1.005790, 0.126406, 11.930915, 0.830193, 80e6]),
+        ({"gradients": {"compress": "int8"}}, 4, "bf16", [1.190047, 0.284675, 20.167274, 0.739779, -80e6]),
+    ],
+)
+def test_a_run_of_two_ranks_a_host_with_two_groups(
+    fields: dict[str, Any], hosts: int, scheme: str, found: list[float]
+) -> None:
+    """The first by hand: 60 MB are sent in 0.48 s, and work takes 0.025 s; 0.8775 s of 1.2 s were computing."""
+    groups = [(0.2, 30_000_000), (0.0, 50_000_000)]
+    run = record(
+        hosts=["n0", "n1"], world_size=4, pinning=[{"omp_threads": 2}], step_seconds={"median": 1.2, "p95": 1.4}
+    )
+    run |= {"gradient_times": {"waiting": 0.3, "values": 20_000_000, "groups": groups}, **fields}
+    step, waiting, rate, efficiency, memory = forecast(run, hosts, scheme, GBIT)[2:7]
+    assert [step, waiting, rate, efficiency, memory - (2 << 30)] == pytest.approx(found, rel=1e-5)
+
+
 def test_a_step_waits_for_the_slowest_host() -> None:
     def step(hosts: int, p95: float, names: tuple[str, ...] = ("n0",)) -> float:
         fields = {"hosts": names, "world_size": len(names), "step_seconds": {"median": 1.2, "p95": p95}}

@@ -41,7 +41,8 @@ def test_what_nobody_knew_is_null(record: RunRecord) -> None:
     fields = record.as_dict("completed")
     undocumented = [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE]
     assert undocumented == []
-    assert fields["steps"] is fields["gradients"] is None
+    assert fields["steps"] is fields["gradients"] is fields["waiting"] is fields["checkpoint"] is None
+    assert fields["optimizations"] == []
     assert fields["loss"] == {"first": None, "last": None}
     assert fields["step_seconds"] == {"median": None, "p95": None}
     assert (fields["pinning"][0]["cpus"], fields["restarts"]) == ([0, 1], 1)

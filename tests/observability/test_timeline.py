@@ -21,7 +21,7 @@ from cpudist.errors import UserError
 from cpudist.observability import trace_events
 from cpudist.observability.time_shares import divide, report
 from cpudist.observability.timeline import Timeline, align
-from cpudist.observability.trace_events import Event, span
+from cpudist.observability.trace_events import STEPS, Event, span
 
 _SCRIPT = """
 import sys, time
@@ -212,6 +212,42 @@ def test_what_the_profiler_has_written() -> None:
         {"call": "barrier", "bytes": None},
         {"call": "gather", "bytes": None},
     ]
+
+
+def test_what_the_file_has(tmp_path: Path) -> None:
+    calls = [_call(rank, 2000 + 500 * rank, 5000, sequence=4) for rank in (2, 0, 1)]
+    calls += [_call(0, 6000, 7000, name="send"), {**_call(0, 6500, 7500), "args": {"call": "recv", "bytes": 0}}]
+    for rank in range(3):
+        trace_events.place([call for call in calls if call["pid"] == rank], "tcp")
+    events = [span(0, STEPS, "step 3", 1000, 8000), span(0, trace_events._THREADS, "aten::mm", 1000, 1500), *calls]
+    found = []
+    for file, read in (("trace.json", Path.open), ("trace.json.gz", gzip.open)):
+        trace_events.write(tmp_path / file, {0: "rank 0 (h0)", 1: "rank 1 (h0)"}, events)
+        with read(tmp_path / file) as stream:
+            found.append(json.load(stream)["traceEvents"])
+    assert found[0] == found[1]
+    assert [(one["pid"], one["tid"], one["name"], one["args"]["name"]) for one in found[0] if one["ph"] == "M"] == [
+        (0, 10_000, "process_name", "rank 0 (h0)"),
+        (1, 10_000, "process_name", "rank 1 (h0)"),
+        (0, 10_000, "thread_name", "steps"),
+        (0, 10_001, "thread_name", "operators"),
+        *(
+            (rank, tid, "thread_name", "communication")
+            for rank, tid in ((0, 10_100), (0, 10_101), (1, 10_100), (2, 10_100))
+        ),
+    ]
+    spans = [(one["pid"], one["tid"], one["ts"], one["dur"], one["name"]) for one in found[0] if one["ph"] == "X"]
+    assert spans == [
+        (0, 10_000, 0, 7, "step 3"),
+        (0, 10_001, 0, 0.5, "aten::mm"),
+        *((rank, 10_100, 1 + rank / 2, 3 - rank / 2, "4: all_reduce of 8 B") for rank in (2, 0, 1)),
+        (0, 10_100, 5, 1, "send of 8 B"),
+        (0, 10_101, 5.5, 1, "recv"),
+    ]
+    arrows = [one for one in found[0] if one["ph"] not in "MX"]
+    same = {"id": 0, "cat": "call", "name": "call", "bp": "e", "dur": 0, "tid": 10_100}
+    assert arrows == [{"ph": phase, "pid": rank, "ts": 1 + rank / 2, **same} for rank, phase in enumerate("stf")]
+    assert {one["args"]["transport"] for one in found[0] if "call" in one.get("args", ())} == {"tcp"}
 
 
 def _events() -> Iterator[Event]:
