@@ -91,10 +91,10 @@ class RunRecord(Observer):
 
     def begin(self) -> None:
         """Report that the job has started; `write` will report how it ends."""
-        world, transport = self._job.world, self._job.backend.transport()
+        world, carriers = self._job.world, self._job.backend.carriers()
         self._tells = world.rank == 0 and world.size > 1 and world.launcher != "notebook"
         if self._tells:
-            backend = f"{world.backend} over {transport}" if transport else world.backend
+            backend = f"{world.backend} over {carriers}" if carriers else world.backend
             say(f"{world.size} ranks on {names_of(world.hosts)}, {backend}, started in {duration(own_age())}")
 
     def write_to(self, path: Path) -> None:
@@ -103,9 +103,9 @@ class RunRecord(Observer):
         self.write("running")
 
     def name_run(self, program: str, runs: str = "") -> None:
-        """Write into a new folder in `runs`, named after the program, unless it is ours or another place is set."""
+        """Write into a new folder in `runs`, named after the program, unless another place is set."""
         runs = os.environ.get("CPUDIST_RUNS", runs)
-        if runs and program and program.partition(".")[0] != "cpudist":
+        if runs and program:
             name = os.path.basename(program).removesuffix(".py")
             self._run = Path(runs, f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
 
@@ -151,10 +151,12 @@ class RunRecord(Observer):
             return
         where = ""
         try:
-            self.path = self.path or self._choose_path(exit)
+            self.path = self.path or self._choose_path()
             if self.path is not None:
                 self._write_file(self.path, exit)
                 where = f"; record in {min(str(self.path), os.path.relpath(self.path), key=len)}"
+            elif self._run is not None:
+                where = "; no record, since it made no optimizer step"
         except OSError as error:
             elsewhere = option("record")  # no reason to fail
             say(f"the run record was not written: {error}; {elsewhere} names another place")
@@ -172,14 +174,14 @@ class RunRecord(Observer):
         made = f"; rank {row['rank']} on {row['host']} made the others wait {100 * row['delays']:.0f} % of the time"
         return f"{made}, mostly in {place}" if place else made
 
-    def _choose_path(self, exit: Exit) -> Path | None:
+    def _choose_path(self) -> Path | None:
         """Return the file in the folder of the results, or in a new folder.
 
-        A job that fails before its first step, mostly because of a wrong option, gets no new folder.
+        A job without an optimizer step gets no new folder: it is a check, or has failed because of a wrong option.
         """
         if self._results is not None and any(self._results.glob("*")):
             return self._results / _FILE
-        if self._run is None or (exit == "failed" and not self.training.steps):
+        if self._run is None or not self.training.steps:
             return None
         self._tells = True  # also in a job of one process, so that the user learns of the folder
         return self._run / _FILE

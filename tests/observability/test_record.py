@@ -149,34 +149,52 @@ def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, 
 
 
 def test_without_a_named_place_a_run_has_a_folder_of_its_own(
-    record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    job: Observed,
+    record: RunRecord,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     record.path = None
     record.name_run("examples/train.py", "runs")
-    record.write("failed")
-    assert not (tmp_path / "runs").exists(), "a wrong option leaves nothing"
+    for exit in ("failed", "completed"):
+        record.write(exit)
+        assert not (tmp_path / "runs").exists(), "nothing was trained"
+    job.counter.steps = 5
     monkeypatch.chdir("/")  # as a script may
     record.write("completed")
     (file,) = tmp_path.glob("runs/*/cpudist.json")
     assert re.fullmatch(rf"train-\d{{8}}-\d{{6}}-{os.getpid()}", file.parent.name)
     assert json.loads(file.read_text())["exit"] == "completed"
-    assert re.fullmatch(rf"cpudist: completed after .*; record in {str(file)[1:]}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"cpudist: completed after .*, 5 steps; record in {str(file)[1:]}\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("program", "runs"), [("cpudist.bench.rank_steps", "runs"), ("train.py", ""), ("", "runs")])
-def test_our_own_programs_and_notebooks_leave_none(record: RunRecord, program: str, runs: str, tmp_path: Path) -> None:
-    record.path = None
+@pytest.mark.parametrize(("program", "runs"), [("train.py", ""), ("", "runs")])
+def test_without_a_folder_or_in_a_notebook_there_is_none(record: RunRecord, program: str, runs: str) -> None:
+    record.path, record.training.counter.steps = None, 5
     record.name_run(program, runs)
     record.write("completed")
     assert record.path is None
+
+
+def test_a_job_that_trained_nothing_says_why_it_leaves_none(
+    job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.world = replace(job.world, size=2)
+    record = RunRecord(job)
+    record.name_run("check.py", str(tmp_path / "runs"))
+    record.begin()
+    record.write("completed")
+    assert "no record, since it made no optimizer step" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_runs_that_cannot_be_written_is_one_line(
     record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs").touch()
-    record.path = None
+    record.path, record.training.counter.steps = None, 5
     record.name_run("train.py", str(tmp_path / "runs"))
     record.write("completed")
     said = capsys.readouterr().err.splitlines()
