@@ -30,7 +30,7 @@ _SHARED = Path("/dev/shm")
 _LEAVE_SECONDS = 10.0  # how long processes may outlive their command
 
 # What rank 0 of cpudist-train says, where there are others.
-STARTED = r"cpudist: \d+ ranks on .+, \w+( over \w+)?, started in [\d.:]+( s)?\n"
+STARTED = r"cpudist: \d+ ranks on .+, \w+( over [\w ]+)?, started in [\d.:]+( s)?\n"
 STARTING = r"cpudist: (checking|starting on) .*\n"  # what `cpudist launch` says where that takes two seconds
 COMPLETED = r"cpudist: completed after [\d.:]+( s)?(, \d+ steps)?(; .+)?\n"
 # A machine that is busy with other tests may make a rank slow.

@@ -201,6 +201,7 @@ def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_and_at_the_e
         r"^cpudist: rank 1 \(\S+\) makes the others wait: in (\d+) steps", result.stderr, re.MULTILINE
     )
     assert int(steps) <= 10, result.stderr
+    assert f"{backend} over {'tcp' if backend == 'gloo' else 'shared memory'}, started in " in result.stderr
     end = r"completed after .*; rank 1 on \S+ made the others wait (\d+) % of the time, mostly in script.py:11"
     shares = re.findall(end, result.stderr)
     assert len(shares) == 1, result.stderr
