@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from cpudist.observability.rank_table import table as table_of_ranks
 
 _RECORD = "cpudist.json"
 _RANKS = 8  # Rows of the table of ranks.
+_NAME_CELLS = 20  # Longer names of runs take several lines.
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,28 @@ def read(path: Path) -> Run:
     return Run(str(path), record)
 
 
+def runs_in(path: Path) -> list[Path]:
+    """Return the folders in a folder of runs, oldest first; of another folder or a record the path itself."""
+    records = [] if (path / _RECORD).exists() else [*path.glob(f"*/{_RECORD}")]
+    return [file.parent for file in sorted(records, key=lambda file: file.stat().st_mtime)] or [path]
+
+
 def table(runs: Sequence[Run], width: int) -> str:
-    """Return the runs side by side, or one below the other where they do not fit `width`."""
-    columns = [{"": run.name, **run.rows()} for run in runs]
+    """Return as many runs side by side as fit `width`, and the others below them."""
+    for count in range(len(runs), 0, -1):
+        lines = _side_by_side(runs[:count])
+        if max(map(len, lines)) <= width:
+            break
+    return "\n".join(lines) + (f"\n\n{table(runs[count:], width)}" if runs[count:] else "")
+
+
+def _side_by_side(runs: Sequence[Run]) -> list[str]:
+    same_folder = len({os.path.dirname(run.name) for run in runs}) == 1 < len(runs)
+    names = [os.path.basename(run.name) if same_folder else run.name for run in runs]
+    head = itertools.zip_longest(*(textwrap.wrap(name, _NAME_CELLS) for name in names), fillvalue="")
+    columns = [run.rows() for run in runs]
     told = [row for row in columns[0] if any(column[row] for column in columns)]
-    lines = aligned([(row, *(column[row] for column in columns)) for row in told])
-    if max(map(len, lines)) > width and len(runs) > 1:
-        return "\n\n".join(table([run], width) for run in runs)
-    return "\n".join(lines)
+    return aligned([*(("", *line) for line in head), *((row, *(column[row] for column in columns)) for row in told)])
 
 
 def waiting(run: Run) -> list[str]:
