@@ -162,7 +162,8 @@ class RunRecord(Observer):
             say(f"the run record was not written: {error}; {elsewhere} names another place")
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
-            say(f"{exit} after {duration(own_age())}{steps}{self._slowest()}{where}")
+            seconds = own_age() + float(os.environ.get("CPUDIST_EARLIER_SECONDS", 0))  # of all attempts
+            say(f"{exit} after {duration(seconds)}{steps}{self._slowest()}{where}")
 
     def _slowest(self) -> str:
         """Return which of the reported ranks has delayed the others most, as a part of a sentence."""
