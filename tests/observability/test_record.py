@@ -69,7 +69,11 @@ def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
 
 @pytest.mark.parametrize("exit", ["completed", "interrupted", "failed"])
 def test_rank_0_says_what_has_started_and_how_it_has_ended(
-    exit: Exit, job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exit: Exit,
+    job: Observed,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hosts = tuple(f"n{host}" for host in range(5))
     job.world = World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=hosts)
@@ -77,10 +81,11 @@ def test_rank_0_says_what_has_started_and_how_it_has_ended(
     record.write_to(tmp_path / "record.json")
     record.begin()
     job.counter.steps = 30
+    monkeypatch.setenv("CPUDIST_EARLIER_SECONDS", "360000")  # of the attempts before this one
     record.write(exit)
     started, *ended = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"cpudist: 10 ranks on n0, n1, n2 and 2 more hosts, gloo, started in [\d.:]+( s)?", started)
-    end = rf"cpudist: {exit} after [\d.:]+( s)?, 30 steps; record in {tmp_path}/record\.json"
+    end = rf"cpudist: {exit} after 4 days, [\d:]+, 30 steps; record in {tmp_path}/record\.json"
     assert exit == "failed" or re.fullmatch(end, ended.pop())
     assert not ended, "the report of a failure is the last line"
 

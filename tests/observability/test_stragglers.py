@@ -138,6 +138,13 @@ def test_a_slow_rank_is_named_once_with_its_cause(
     assert job.record.compared == {"waits": pytest.approx(0.25), "slowest_rank": 2, "delays": pytest.approx(1 / 3)}
 
 
+def test_a_rank_that_lacks_cores_is_named_after_40_steps_and_10_seconds() -> None:
+    """Other programs may end soon."""
+    lacking = [{}, {"run_queue_delay": 0.6}]
+    assert Job(2).steps_until_named(lambda: [0.4, 1.2], lacking) in (40, 41)
+    assert Job(2).steps_until_named(lambda: [0.04, 0.12], lacking) in range(83, 93)
+
+
 def test_cores_that_all_ranks_lack_are_no_cause() -> None:
     job, lacking = Job(4), [{"run_queue_delay": 0.08}] * 4
     lacking[2] = {"run_queue_delay": 0.1}
