@@ -89,6 +89,10 @@ def test_the_slower_a_rank_the_fewer_steps_it_takes(
     assert set(job.record.stragglers) <= {1}
 
 
+def test_short_steps_take_as_many_seconds() -> None:
+    assert 9 < 0.023 * Job(2).steps_until_named(lambda: [0.02, 0.023], [{}, LOADS], most=1000) < 13
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 1 << 32), st.integers(2, 6), st.floats(0.02, 3.0), st.sampled_from([0.01, 0.03, 0.06]))
 def test_an_hour_of_equal_ranks_is_quiet(seed: int, size: int, step: float, spread: float) -> None:
