@@ -32,6 +32,7 @@ from cpudist.topology.identity import interface_of
 from cpudist.version import __version__
 
 _FILE = "cpudist.json"
+_TOLD = 0.05  # Smallest share of the time that is reported as a straggler delay of the whole job.
 _LOSSES = 200  # The record has about so many losses, for a curve.
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
@@ -167,7 +168,7 @@ class RunRecord(Observer):
 
     def _slowest(self) -> str:
         """Return which of the reported ranks has delayed the others most, as a part of a sentence."""
-        rows = [row for row in self.waiting if row["rank"] in self.stragglers]
+        rows = [row for row in self.waiting if row["rank"] in self.stragglers and row["delays"] >= _TOLD]
         if not rows:
             return ""
         row = max(rows, key=lambda row: float(row["delays"]))
