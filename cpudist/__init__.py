@@ -21,7 +21,7 @@ from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist import backends
-    from cpudist.api import batches, init, mean, shutdown, step, wrap
+    from cpudist.api import batches, init, log, mean, shutdown, step, wrap
     from cpudist.checkpoints.files import load, save
     from cpudist.checkpoints.series import Checkpoints
     from cpudist.notebook import notebook_launcher
@@ -38,6 +38,7 @@ __all__ = [
     "batches",
     "init",
     "load",
+    "log",
     "mean",
     "notebook_launcher",
     "optimize",
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "cpudist.api": ("batches", "init", "mean", "shutdown", "step", "wrap"),
+    "cpudist.api": ("batches", "init", "log", "mean", "shutdown", "step", "wrap"),
     "cpudist.checkpoints.files": ("load", "save"),
     "cpudist.checkpoints.series": ("Checkpoints",),
     "cpudist.notebook": ("notebook_launcher",),

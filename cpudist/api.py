@@ -226,3 +226,27 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
         tensor([0.5000, 3.0000], dtype=torch.float64)
     """
     return require().backend.mean(tensor)
+
+
+def log(*, loss: float | torch.Tensor | None = None, samples: int = 0) -> dict[str, float]:
+    """Log figures of an own training loop, as Trainer does: for `cpudist top`, `summary`, `forecast` and metrics.
+
+    Optimizer steps are counted without it. Trainer's own loops need no call.
+
+    Args:
+        loss: the loss of the newest step, on this rank or over all ranks; a tensor of one element is read.
+        samples: this rank's samples since the last call, for the speed of all ranks: ranks count as equal.
+
+    Returns:
+        Figures for a reporter such as TensorBoard or wandb, by name: ``loss``, and on rank 0 once the speed is known
+        ``cpudist_samples_per_second``, and of the ranks' waits what Trainer's reporters get.
+
+    Raises:
+        UserError: there is no running job.
+
+    Examples:
+        >>> world = cpudist.init()
+        >>> cpudist.log(loss=0.25, samples=32)
+        {'loss': 0.25}
+    """
+    return require().record.log(None if loss is None else float(loss), samples)

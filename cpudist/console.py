@@ -28,9 +28,12 @@ after_last_line: set[Callable[[], object]] = set()
 def say(line: str, program: str = "cpudist") -> None:
     """Write `program` and one line in a single call, so that the lines of several ranks do not mix.
 
-    A standard error that is closed or full is ignored.
+    A standard error that is closed or full is ignored. A bar of tqdm, whose line has no end yet, keeps its line.
     """
-    _write(f"{program}: {line}\n")
+    bars = getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ())
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(("\n" if bars else "") + f"{program}: {line}\n")
+        sys.stderr.flush()
 
 
 def show_lines_at_once() -> None:
@@ -41,12 +44,6 @@ def show_lines_at_once() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.reconfigure(line_buffering=True)
-
-
-def _write(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def size(count: float) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from cpudist import console
 from cpudist.console import curve, duration, names_of, option, size
 from cpudist.launchers import notebook
 
@@ -33,3 +36,12 @@ def test_an_option_is_written_as_its_user_gives_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(notebook.JOB, "job/0")
     assert option("backend", "gloo") == 'notebook_launcher(…, backend="gloo")'
     assert option("timeout") == "notebook_launcher(…, timeout=…)"
+
+
+def test_a_line_does_not_share_that_of_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    with tqdm(total=2, file=sys.stderr, ncols=30):
+        console.say("first")
+    console.say("second")
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    assert {"cpudist: first", "cpudist: second"} <= {*lines}

@@ -212,6 +212,10 @@ class Backend(ABC):
         """Return the transport of the messages: "mpi", "ofi", "tcp", …; None before `start`."""
         return None
 
+    def carriers(self) -> str | None:
+        """Return what carries messages inside a host and between hosts, for the line at the start; None: unknown."""
+        return self.transport()
+
     def details(self) -> dict[str, Any]:
         """Return more fields for the run record, such as library versions."""
         return {}

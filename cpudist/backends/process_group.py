@@ -59,8 +59,9 @@ class ProcessGroupBackend(Backend):
         )
 
     def change_libraries(self, changes: Changes) -> None:
-        self._ddp_waits = DdpWaits()
-        changes.then(self._ddp_waits.watch_all().remove)
+        if self.devices.type == "cpu":  # elsewhere DDP would synchronise the device to read its times
+            self._ddp_waits = DdpWaits()
+            changes.then(self._ddp_waits.watch_all().remove)
         # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)

@@ -13,11 +13,13 @@ from cpudist.observability import summary
 HELP = "compare runs: speed, communication, loss"
 DESCRIPTION = """\
 Show runs side by side: ranks, backend, speed, share of communication, restarts, loss and its curve, and which options
-differ. Of a single run, also the ranks that made the others wait. A RUN is a folder of `runs`, an output folder of
-Trainer, or a run record (cpudist-train --record).
+differ. Of a single run, also the ranks that made the others wait. A RUN is a folder of `runs` or all of it, an output
+folder of Trainer, or a run record (cpudist-train --record).
 """
 EPILOG = """\
 examples:
+  all runs in this folder:
+    cpudist summary runs
   two runs of a Trainer:
     cpudist summary out/lr-1e-4 out/lr-3e-4
 """
@@ -29,7 +31,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     """Print the table."""
-    runs = [summary.read(path) for path in options.runs]
+    runs = [summary.read(path) for given in options.runs for path in summary.runs_in(given)]
     print(summary.table(runs, shutil.get_terminal_size().columns))
     if len(runs) == 1 and (ranks := summary.waiting(runs[0])):
         print("", *ranks, sep="\n")

@@ -8,7 +8,7 @@ import select
 import shutil
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cpudist.cli.parser import Parser
@@ -26,7 +26,8 @@ DESCRIPTION = """\
 Show your jobs on this host, or on the hosts of a file, every few seconds: for each rank its steps, the share of time in
 which it waits for the others, makes them wait, and loads data; how many cores it keeps busy, and its threads; its
 memory, and what it is doing. Below them the loss, as Trainer logs it. The ranks are not disturbed.
-Type a rank's number and Enter for its stacks; q and Enter, or Ctrl-C, to leave. Without a terminal it prints one table.
+Type a rank's number and Enter for its stacks; q and Enter, or Ctrl-C, to leave. Without a job it waits for one, and
+without a terminal it prints one table.
 """
 EPILOG = """\
 examples:
@@ -39,6 +40,7 @@ examples:
 
 _SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # sampling intervals; over ssh each sample starts a Python on every host
 _CLEAR = "\033[H\033[J"
+_OTHER_LINES = 4  # of a job: its name, the head of its table, the number of further ranks, its loss
 
 
 def add_options(parser: Parser) -> None:
@@ -48,15 +50,15 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Show the ranks until the user or the last job ends."""
+    """Show the ranks until the user leaves, also those of jobs that start later."""
     if options.json and not options.once:
         raise UserError("--json is for one table; give --once too")
     hosts = options.hosts
     looks = deque([_look(hosts, "asking the hosts")], SAMPLES)
-    if not looks[0]:
+    live = sys.stdout.isatty() and not options.once
+    if not looks[0] and not live:
         where = "these hosts" if hosts else "this host"
         raise UserError(f"no rank of yours runs on {where}; run cpudist top where the job runs, as the same user")
-    live = sys.stdout.isatty() and not options.once
     while True:
         word = _typed(_SECONDS_BY_SSH if hosts else _SECONDS, live)
         if word == "q":
@@ -70,7 +72,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
             print(json.dumps([{"job": job, "user": user, "ranks": rows} for (job, user), rows in jobs.items()]))
         else:
             _show(looks[-1], jobs, live)
-        if not live or not jobs:
+        if not live:
             return
 
 
@@ -91,11 +93,22 @@ def _typed(seconds: float, live: bool) -> str:
 
 def _show(look: Jobs, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], live: bool) -> None:
     """Print a table for each job. If `live`, clear the terminal first, and print no more lines than fit."""
-    columns, lines = shutil.get_terminal_size()
-    room = max((lines - 1) // max(len(jobs), 1) - 4, 1) if live else sys.maxsize
-    texts = [_text(name[0], look[name], rows, room) for name, rows in jobs.items()]
-    shown = [line for text in texts for line in text] or ["all jobs have ended"]
+    columns, lines = shutil.get_terminal_size() if live else (sys.maxsize, sys.maxsize)
+    rooms = _rooms([len(rows) for rows in jobs.values()], lines - 1 - _OTHER_LINES * len(jobs))
+    texts = [
+        _text(name[0], look[name], rows, room, columns) for (name, rows), room in zip(jobs.items(), rooms, strict=True)
+    ]
+    shown = [line for text in texts for line in text] or ["no job of yours runs here; waiting for the next one"]
     print(_CLEAR * live + "\n".join(line[:columns] if live else line for line in shown), flush=True)
+
+
+def _rooms(ranks: Collection[int], free: int) -> list[int]:
+    """Divide lines between jobs of so many ranks: two for each rank, if all jobs have as many or need fewer."""
+    rooms = dict.fromkeys(range(len(ranks)), 1)
+    for left, (need, number) in enumerate(sorted((2 * count, number) for number, count in enumerate(ranks))):
+        rooms[number] = max(min(need, free // (len(ranks) - left)), 1)
+        free -= rooms[number]
+    return [*rooms.values()]
 
 
 def _show_stacks(look: Jobs, rank: int) -> None:
@@ -104,8 +117,10 @@ def _show_stacks(look: Jobs, rank: int) -> None:
     sys.stdin.readline()
 
 
-def _text(job: str, ranks: Mapping[int, RankStacks], rows: Sequence[Mapping[str, Any]], room: int) -> list[str]:
-    """Return a job as lines."""
+def _text(
+    job: str, ranks: Mapping[int, RankStacks], rows: Sequence[Mapping[str, Any]], room: int, width: int = sys.maxsize
+) -> list[str]:
+    """Return a job as lines, of them at most `room` for its ranks."""
     total = max(one.address.size for one in ranks.values())
     restarts = max((row["restarts"] or 0 for row in rows), default=0)
     sent = max((row["bytes_per_second"] or 0 for row in rows), default=0)
@@ -116,4 +131,4 @@ def _text(job: str, ranks: Mapping[int, RankStacks], rows: Sequence[Mapping[str,
         f"restart {restarts}" if restarts else "",
         f"{saved} saved" if saved else "",
     )
-    return [", ".join(filter(None, notes)), *table(rows, room), *loss_lines(losses_of(ranks))]
+    return [", ".join(filter(None, notes)), *table(rows, room, width=width), *loss_lines(losses_of(ranks))]

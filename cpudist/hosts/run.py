@@ -23,9 +23,11 @@ from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
 from cpudist.lost_ranks import JOB_ID
+from cpudist.processes import own_age
 from cpudist.topology.identity import addresses, resolved
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
+EARLIER_SECONDS = "CPUDIST_EARLIER_SECONDS"  # seconds of the attempts before this one
 RUN_ID = "CPUDIST_RUN_ID"  # all attempts share it; the user or a pod may set it
 
 _CHECKPOINT = "--checkpoint-on-signal"
@@ -84,6 +86,7 @@ def _run_once(
     mpirun: Mpirun, options: LaunchOptions, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
 ) -> JobExit:
     own = {**variables, **_own_variables(options), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
+    own[EARLIER_SECONDS] = str(own_age()) if restarts else "0"
     grace = options.grace if _CHECKPOINT in options.arguments else None
     with ExitStack() as stack:
         file = None if options.hosts is None else stack.enter_context(_hostfile(placed, mpirun))

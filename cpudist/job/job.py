@@ -26,6 +26,7 @@ from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.supervision import failure
+from cpudist.supervision.failure import INTERRUPTED
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
@@ -96,7 +97,7 @@ class Job:
             self._end_when_stalled(options.stall)
         if options.record is not None:
             self.record.write_to(options.record)
-        context.on_failure = lambda: self.record.write("failed")
+        context.on_failure = lambda status: self.record.write("interrupted" if status == INTERRUPTED else "failed")
         context.started.set()
 
     def _observe(self) -> None:

@@ -56,7 +56,7 @@ class RankContext:
         pace: reads this rank's pace; None until the backend has started.
         watch: ends this rank together with the others; None in a notebook and in a job of one process.
         stacks: lets `cpudist stacks` find this rank; None if its name is taken.
-        on_failure: called on rank 0 before it ends because of a failure.
+        on_failure: called on rank 0 with the exit status, before it ends because of a failure.
         started: set once the job has started, so that `on_failure` records the failure.
         on_end: called when the process exits before the job was shut down; it waits for the other ranks.
         unfinished: functions that wait for background work, such as saving, before the job ends.
@@ -80,7 +80,7 @@ class RankContext:
         self.timeout = timeout
         self.backend: Backend | None = None
         self.pace: PaceMeter | None = None
-        self.on_failure: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[int], None] = lambda _status: None
         self.started = threading.Event()
         self.on_end: Callable[[], None] = self.wait_for_all
         self.unfinished: list[Callable[[], None]] = []
@@ -132,7 +132,7 @@ class RankContext:
         self, error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None
     ) -> NoReturn:
         """End the job on every rank because of `error`; see `failure.fail`."""
-        failure.fail(error, self.watch, show, rank, lambda: self.on_failure())
+        failure.fail(error, self.watch, show, rank, lambda status: self.on_failure(status))
 
     def waited_for(self, error: BaseException) -> list[str]:
         """Return sentences about the ranks that a timed-out collective waited for; see `failure.waited_for`."""
@@ -152,11 +152,11 @@ class RankContext:
         if self.rendezvous.server is not None:
             self.rendezvous.server.close_in_child()
 
-    def _record_failure(self) -> None:
+    def _record_failure(self, status: int) -> None:
         """Call `on_failure`. Another rank may fail while this one still starts: its record would then say "running"."""
         if threading.current_thread() is not threading.main_thread():
             self.started.wait(GRACE_SECONDS)
-        self.on_failure()
+        self.on_failure(status)
 
     def _watch_the_others(self) -> None:
         if self.rendezvous.address is not None:

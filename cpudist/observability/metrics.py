@@ -63,7 +63,7 @@ class Metrics(Observer):
         if seconds := training.step_seconds():
             yield GaugeMetricFamily("cpudist_step_seconds", "Time of the newest step.", seconds[-1])
         if training.losses:
-            yield GaugeMetricFamily("cpudist_loss", "Loss, as Trainer has logged it last.", training.losses[-1])
+            yield GaugeMetricFamily("cpudist_loss", "Loss that was logged last.", training.losses[-1])
         statuses = self._job.statuses()
         for field, (kind, name, text) in _OF_RANKS.items():
             family = kind(f"cpudist_{name}", text, labels=("rank", "host"))

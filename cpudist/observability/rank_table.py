@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,24 +81,49 @@ def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: Sequence[Mapping[str, Any]], room: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:
-    """Return at most `room` ranks as lines, preferring the ranks that make the others wait longest."""
-    shown = sorted(rows, key=lambda row: -(row["delays"] or 0))[:room]
-    cells = [_cells(row, columns) for row in sorted(shown, key=lambda row: int(row["rank"]))]
-    lines = aligned([[COLUMNS[name][0] for name in columns], *cells])
+def table(
+    rows: Sequence[Mapping[str, Any]], room: int, columns: Sequence[str] = tuple(COLUMNS), width: int = sys.maxsize
+) -> list[str]:
+    """Return at most `room` ranks as lines, preferring the ranks that make the others wait longest.
+
+    What a rank is doing has a second line if lines are longer than `width`; without room for these, it is cut to the
+    line of code.
+    """
+    shown = sorted(sorted(rows, key=lambda row: -(row["delays"] or 0))[:room], key=lambda row: int(row["rank"]))
+    lines = _lines(shown, columns)
+    if max(map(len, lines)) > width:
+        head, *lines = _lines(shown, [name for name in columns if name != "doing"])
+        if 2 * len(shown) <= room:
+            lines = [part for line, row in zip(lines, shown, strict=True) for part in (line, f"      {row['doing']}")]
+        else:
+            left = max(width - max(map(len, (head, *lines))) - 2, 0)
+            places = [{**row, "doing": _place(row["doing"], left)} for row in shown]
+            head, *lines = _lines(places, columns)
+        lines = [head, *lines]
     if len(rows) > len(shown):
         lines.append(f"and {len(rows) - len(shown)} more ranks, which delay the others less")
     return lines
 
 
+def _place(doing: str, width: int) -> str:
+    """Return the line of code in a rank's text, such as train.py:91, of which the number is always shown."""
+    found = re.search(r"[^\s(]+:\d+", doing)
+    place = found[0] if found else doing[:width]
+    return place if len(place) <= width else "…" + place[len(place) - width + 1 :]
+
+
 def losses_of(ranks: Mapping[int, RankStacks]) -> list[float]:
-    """Return the newest losses that Trainer has logged on one of the ranks."""
+    """Return the newest losses that Trainer or the script has logged on one of the ranks."""
     return next((one.figures["losses"] for one in ranks.values() if one.figures.get("losses")), [])
 
 
 def loss_lines(losses: Sequence[float]) -> list[str]:
     """Return a line with the loss and its curve; no line if no loss was logged."""
     return [f"loss {losses[0]:.4g} to {losses[-1]:.4g}  {curve(losses)}"] if losses else []
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    return aligned([[COLUMNS[name][0] for name in columns], *(_cells(row, columns) for row in rows)])
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:

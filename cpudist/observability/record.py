@@ -32,6 +32,8 @@ from cpudist.topology.identity import interface_of
 from cpudist.version import __version__
 
 _FILE = "cpudist.json"
+_TOLD = 0.05  # Smallest share of the time that is reported as a straggler delay of the whole job.
+_LOSSES = 200  # The record has about so many losses, for a curve.
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
@@ -53,7 +55,7 @@ class RunRecord(Observer):
         stragglers: on rank 0 the reported ranks, and the line of code in which each of them was most often seen.
     """
 
-    otherwise: ClassVar[dict[str, object]] = {"newest": {}}
+    otherwise: ClassVar[dict[str, object]] = {"newest": {}, "log": {}, "figures": {}}
 
     def __init__(self, job: ObservedJob) -> None:
         self.path: Path | None = None
@@ -75,6 +77,7 @@ class RunRecord(Observer):
             for rank, member in enumerate(job.members)
         ]
         self._attempts: list[list[int]] | None = None  # earlier attempts in the file; None: not read yet
+        self._logged = 0  # steps at the last `log`
         self._tells = False  # whether rank 0 reports the start and the end of the job
 
     def step(self, optimizer: Any) -> None:
@@ -89,10 +92,10 @@ class RunRecord(Observer):
 
     def begin(self) -> None:
         """Report that the job has started; `write` will report how it ends."""
-        world, transport = self._job.world, self._job.backend.transport()
+        world, carriers = self._job.world, self._job.backend.carriers()
         self._tells = world.rank == 0 and world.size > 1 and world.launcher != "notebook"
         if self._tells:
-            backend = f"{world.backend} over {transport}" if transport else world.backend
+            backend = f"{world.backend} over {carriers}" if carriers else world.backend
             say(f"{world.size} ranks on {names_of(world.hosts)}, {backend}, started in {duration(own_age())}")
 
     def write_to(self, path: Path) -> None:
@@ -101,9 +104,9 @@ class RunRecord(Observer):
         self.write("running")
 
     def name_run(self, program: str, runs: str = "") -> None:
-        """Write into a new folder in `runs`, named after the program, unless it is ours or another place is set."""
+        """Write into a new folder in `runs`, named after the program, unless another place is set."""
         runs = os.environ.get("CPUDIST_RUNS", runs)
-        if runs and program and program.partition(".")[0] != "cpudist":
+        if runs and program:
             name = os.path.basename(program).removesuffix(".py")
             self._run = Path(runs, f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
 
@@ -123,6 +126,22 @@ class RunRecord(Observer):
         """Note each rank's communication wait and straggler delay, at the end of the job on rank 0."""
         self.waiting = waiting(self._job.statuses())
 
+    def log(self, loss: float | None, samples: int) -> dict[str, float]:
+        """Add the loss, and this rank's samples since the last call, of a script's own loop; return all figures."""
+        training, steps = self.training, self.training.steps
+        if loss is not None:
+            training.losses.append(loss)
+        if samples:
+            training.add_samples(samples * self._job.world.size)
+        since, self._logged = max(steps - self._logged, 1), steps
+        return {**({} if loss is None else {"loss": loss}), **self.figures(since)}
+
+    def figures(self, steps: int) -> dict[str, float]:
+        """Return the figures of the last `steps` steps for a reporter; none before the speed is known."""
+        speed = self.training.samples_per_second(steps)
+        figures = {"samples_per_second": speed, **self.compared} if speed else {}
+        return {f"cpudist_{name}": value for name, value in figures.items()}
+
     def newest(self) -> dict[str, Any]:
         """Return the checkpoint and the losses so far, for `cpudist top`."""
         return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:]}
@@ -133,20 +152,23 @@ class RunRecord(Observer):
             return
         where = ""
         try:
-            self.path = self.path or self._choose_path(exit)
+            self.path = self.path or self._choose_path()
             if self.path is not None:
                 self._write_file(self.path, exit)
                 where = f"; record in {min(str(self.path), os.path.relpath(self.path), key=len)}"
+            elif self._run is not None:
+                where = "; no record, since it made no optimizer step"
         except OSError as error:
             elsewhere = option("record")  # no reason to fail
             say(f"the run record was not written: {error}; {elsewhere} names another place")
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
-            say(f"{exit} after {duration(own_age())}{steps}{self._slowest()}{where}")
+            seconds = own_age() + float(os.environ.get("CPUDIST_EARLIER_SECONDS", 0))  # of all attempts
+            say(f"{exit} after {duration(seconds)}{steps}{self._slowest()}{where}")
 
     def _slowest(self) -> str:
         """Return which of the reported ranks has delayed the others most, as a part of a sentence."""
-        rows = [row for row in self.waiting if row["rank"] in self.stragglers]
+        rows = [row for row in self.waiting if row["rank"] in self.stragglers and row["delays"] >= _TOLD]
         if not rows:
             return ""
         row = max(rows, key=lambda row: float(row["delays"]))
@@ -154,14 +176,14 @@ class RunRecord(Observer):
         made = f"; rank {row['rank']} on {row['host']} made the others wait {100 * row['delays']:.0f} % of the time"
         return f"{made}, mostly in {place}" if place else made
 
-    def _choose_path(self, exit: Exit) -> Path | None:
+    def _choose_path(self) -> Path | None:
         """Return the file in the folder of the results, or in a new folder.
 
-        A job that fails before its first step, mostly because of a wrong option, gets no new folder.
+        A job without an optimizer step gets no new folder: it is a check, or has failed because of a wrong option.
         """
         if self._results is not None and any(self._results.glob("*")):
             return self._results / _FILE
-        if self._run is None or (exit == "failed" and not self.training.steps):
+        if self._run is None or not self.training.steps:
             return None
         self._tells = True  # also in a job of one process, so that the user learns of the folder
         return self._run / _FILE
@@ -211,6 +233,7 @@ class RunRecord(Observer):
             "step_seconds": {"median": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
             "communication_share": _rounded(training.communication_share()),
             "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},
+            "losses": [_rounded(loss) for loss in training.losses[:: len(losses) // _LOSSES + 1]],
             "waiting": self.waiting or None,
             "restarts": self._job.restarts,
             "checkpoint": self.checkpoint,

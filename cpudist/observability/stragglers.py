@@ -35,6 +35,7 @@ _LIMIT, _MOST = 15.0, 5.0
 # after 40 steps and 10 s, or after 120 steps and 30 s.
 _NOISE, _UNEXPLAINED_NOISE = 0.07, 0.09
 _OBSERVATION_SECONDS = 0.25
+_BUSY_STEPS, _BUSY_SECONDS = 40, 10.0  # Other programs that take a rank's cores for a shorter time are not reported.
 _FIRST_STEPS = 2  # The first steps are not compared: ranks compile, allocate and read their first data.
 _SECONDS_PER_RANK = 0.01  # Sampling interval; rank 0 needs about 20 µs for each rank.
 _READINGS = 40  # The record's comparison is over so many readings.
@@ -122,7 +123,8 @@ class Stragglers(Observer):
     def _report(self, rank: int, rates: Mapping[int, _Rates], *, explained: bool) -> None:
         slow, others = rates[rank], [one for other, one in rates.items() if other != rank]
         cause, place = _cause(slow, others), self._place(rank)
-        if explained and not cause:
+        brief = slow.steps < _BUSY_STEPS or slow.seconds < _BUSY_SECONDS
+        if (explained and not cause) or (brief and _lacks_cores(slow, others)):
             return
         self._record.stragglers[rank] = place
         waited = statistics.median(one.waited for one in others)
@@ -167,19 +169,24 @@ def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:
 def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:
     """Return why a rank is slower than the others; empty if the figures do not show it."""
 
-    def usual(name: str) -> float:
-        known = [getattr(one, name) for one in others if getattr(one, name) is not None]
-        return statistics.median(known) if known else 0.0
-
-    if slow.loading > usual("loading") + _LOST:
+    if slow.loading > _usual(others, "loading") + _LOST:
         return f"its data loader takes {100 * slow.loading:.0f} % of its time"
-    if slow.threads < usual("threads"):
-        return f"it computes with {slow.threads} threads, others with {usual('threads'):g}"
-    if slow.clock is not None and slow.clock < _SLOW_CLOCK * usual("clock"):
-        return f"its clock is {slow.clock / 1e9:.1f} GHz, that of others {usual('clock') / 1e9:.1f}"
-    if slow.run_queue_delay > usual("run_queue_delay") + _LOST:
+    if slow.threads < (threads := _usual(others, "threads")):
+        return f"it computes with {slow.threads} threads, others with {threads:g}"
+    if slow.clock is not None and slow.clock < _SLOW_CLOCK * (clock := _usual(others, "clock")):
+        return f"its clock is {slow.clock / 1e9:.1f} GHz, that of others {clock / 1e9:.1f}"
+    if _lacks_cores(slow, others):
         reason = "another program computes there, or its CPU quota is used up"
         return f"it waits for a core for {100 * slow.run_queue_delay:.0f} % of the time: {reason}"
-    if slow.faults > _FAULTS + 3 * usual("faults"):
+    if slow.faults > _FAULTS + 3 * _usual(others, "faults"):
         return f"it has {slow.faults:.0f} page faults a second"
     return ""
+
+
+def _lacks_cores(slow: _Rates, others: Sequence[_Rates]) -> bool:
+    return slow.run_queue_delay > _usual(others, "run_queue_delay") + _LOST
+
+
+def _usual(others: Sequence[_Rates], name: str) -> float:
+    known = [getattr(one, name) for one in others if getattr(one, name) is not None]
+    return statistics.median(known) if known else 0.0

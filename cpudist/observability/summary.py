@@ -1,9 +1,11 @@
-"""Compare runs by their records and Trainer's logs: a table, loss curves, and the options that differ."""
+"""Compare runs by their records: a table, loss curves, and the options that differ."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,25 +15,22 @@ from cpudist.console import aligned, curve, names_of, number_of
 from cpudist.errors import UserError
 from cpudist.observability.rank_table import table as table_of_ranks
 
-_RECORD, _LOG = "cpudist.json", "trainer_state.json"
+_RECORD = "cpudist.json"
 _RANKS = 8  # Rows of the table of ranks.
-
-Points = Sequence[tuple[float, float]]
+_NAME_CELLS = 20  # Longer names of runs take several lines.
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its record, and its losses.
+    """One run.
 
     Attributes:
         name: the folder or the file that the user has named.
         record: the run record.
-        losses: steps and losses as Trainer has logged them; empty where it has saved no log.
     """
 
     name: str
     record: Mapping[str, Any]
-    losses: Points
 
     def rows(self) -> dict[str, str]:
         """Return the cells of the run's column in `table`, by row name; empty if the record has no such figure."""
@@ -55,7 +54,7 @@ class Run:
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
             "waits for messages": f"{100 * share:.0f} %" if share is not None else "",
             "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if loss.get("last") is not None else "",
-            "curve": curve([loss for _, loss in self.losses]),
+            "curve": curve([loss for loss in get("losses") or () if loss is not None]),
         }
 
 
@@ -74,17 +73,31 @@ def read(path: Path) -> Run:
         record = None
     if not isinstance(record, dict) or "world_size" not in record:
         raise UserError(f"{file} is not the record of a run; give a run's output folder, or its record")
-    return Run(str(path), record, _losses(file.parent))
+    return Run(str(path), record)
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the folders in a folder of runs, oldest first; of another folder or a record the path itself."""
+    records = [] if (path / _RECORD).exists() else [*path.glob(f"*/{_RECORD}")]
+    return [file.parent for file in sorted(records, key=lambda file: file.stat().st_mtime)] or [path]
 
 
 def table(runs: Sequence[Run], width: int) -> str:
-    """Return the runs side by side, or one below the other where they do not fit `width`."""
-    columns = [{"": run.name, **run.rows()} for run in runs]
+    """Return as many runs side by side as fit `width`, and the others below them."""
+    for count in range(len(runs), 0, -1):
+        lines = _side_by_side(runs[:count])
+        if max(map(len, lines)) <= width:
+            break
+    return "\n".join(lines) + (f"\n\n{table(runs[count:], width)}" if runs[count:] else "")
+
+
+def _side_by_side(runs: Sequence[Run]) -> list[str]:
+    same_folder = len({os.path.dirname(run.name) for run in runs}) == 1 < len(runs)
+    names = [os.path.basename(run.name) if same_folder else run.name for run in runs]
+    head = itertools.zip_longest(*(textwrap.wrap(name, _NAME_CELLS) for name in names), fillvalue="")
+    columns = [run.rows() for run in runs]
     told = [row for row in columns[0] if any(column[row] for column in columns)]
-    lines = aligned([(row, *(column[row] for column in columns)) for row in told])
-    if max(map(len, lines)) > width and len(runs) > 1:
-        return "\n\n".join(table([run], width) for run in runs)
-    return "\n".join(lines)
+    return aligned([*(("", *line) for line in head), *((row, *(column[row] for column in columns)) for row in told)])
 
 
 def waiting(run: Run) -> list[str]:
@@ -103,18 +116,6 @@ def differences(runs: Sequence[Run]) -> list[str]:
         if len(set(values)) > 1:
             lines.append(f"{name}: {' | '.join(values)}")
     return lines
-
-
-def _losses(folder: Path) -> Points:
-    """Return the losses of Trainer's newest log in `folder`, or in the checkpoints there."""
-    logs = sorted([*folder.glob(_LOG), *folder.glob(f"checkpoint-*/{_LOG}")], key=lambda file: file.stat().st_mtime)
-    if not logs:
-        return []
-    try:
-        history = json.loads(logs[-1].read_text(encoding="utf-8"))["log_history"]
-        return [(entry["step"], float(entry["loss"])) for entry in history if "loss" in entry]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

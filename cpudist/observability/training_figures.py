@@ -19,24 +19,30 @@ class Training:
         counter: counts the steps of this process.
         first: the number of steps completed before this attempt.
         times: the time of each of the newest steps, with data loading, and its communication wait (None: not measured).
-        samples_per_step: samples of all ranks in a step; None: unknown.
-        losses: the losses that Trainer has logged.
+        samples_per_step: samples of all ranks in a step, on average; None: unknown.
+        losses: the losses that Trainer or the script has logged.
     """
 
     counter: StepCounter
     first: int = 0
     times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_STEPS))
-    samples_per_step: int | None = None
+    samples_per_step: float | None = None
     losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._before = self.counter.steps
+        self._samples = 0
         self._begin = 0.0, 0.0  # at the begin of this step: the time, and the communication seconds so far
 
     @property
     def steps(self) -> int:
         """The optimizer steps of this loop so far."""
         return self.counter.steps - self._before
+
+    def add_samples(self, count: int) -> None:
+        """Add the samples of all ranks in the steps since the last call."""
+        self._samples += count
+        self.samples_per_step = self._samples / max(self.steps, 1)
 
     def begin_step(self, communicated: float | None) -> None:
         """Begin to time a step, given this process's seconds of communication so far."""

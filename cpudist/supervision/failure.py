@@ -32,7 +32,7 @@ def fail(
     watch: Watch | None,
     show: Show = traceback.print_exception,
     rank: int | None = None,
-    before_the_end: Callable[[], None] = lambda: None,
+    before_the_end: Callable[[int], None] = lambda _status: None,
 ) -> NoReturn:
     """End the job because of `error`.
 
@@ -44,7 +44,7 @@ def fail(
         watch: this rank's watch; None before the rendezvous and in a job of one process.
         show: prints the error's traceback.
         rank: this process's rank; None: unknown.
-        before_the_end: called after the report if there is no `watch`.
+        before_the_end: called with the exit status after the report, if there is no `watch`.
     """
     status = exit_status(error)
     if watch is None:
@@ -52,7 +52,7 @@ def fail(
             time.sleep(GRACE_SECONDS)
         who = "this process" if rank is None else f"rank {rank} on {socket.gethostname()}"
         _report(error, show, who, alone=bool(rank))
-        before_the_end()
+        before_the_end(status)
         abort(status)
     claimed = watch.claim()
     if claimed:

@@ -53,7 +53,7 @@ class Watch:
     """Ends this rank together with the others; made right after the rendezvous.
 
     Attributes:
-        on_failure: called on rank 0 before it ends because of a failure.
+        on_failure: called on rank 0 with the job's exit status, before it ends because of a failure.
         waiting_agent: see `Launcher.waiting_agent`.
 
     Args:
@@ -72,7 +72,7 @@ class Watch:
     ) -> None:
         self.world = world
         self._timeout = timeout
-        self.on_failure: Callable[[], None] | None = None
+        self.on_failure: Callable[[int], None] | None = None
         self.waiting_agent: int | None = None
         self._hosts = hosts
         self._address = address
@@ -182,7 +182,7 @@ class Watch:
             with contextlib.suppress(StoreLost):
                 self._store.set({REPORTED: b"1"})
             if self.world.rank == 0 and self.on_failure is not None:
-                self.on_failure()
+                self.on_failure(1)
 
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
@@ -281,7 +281,7 @@ class Watch:
         with contextlib.suppress(StoreLost):
             if self.world.rank == 0:
                 if self.on_failure is not None:
-                    self.on_failure()
+                    self.on_failure(status)
                 store.set({_RECORDED: b"1"})
             elif all(loss.rank != 0 for loss in _lost_ranks(store)):
                 store.wait_all([_RECORDED], GRACE_SECONDS)

@@ -79,12 +79,9 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Add the loss to the record, and cpudist's figures to the logs, which reporters such as TensorBoard get."""
         if logs and "loss" in logs:
-            training = self._record.training
-            training.losses.append(float(logs["loss"]))
-            speed = training.samples_per_second(int(state.logging_steps))  # the command line may give a float
-            if args.report_to and speed:  # without reporters the figures would only lengthen Trainer's lines
-                figures = {"samples_per_second": speed, **self._record.compared}
-                logs.update({f"cpudist_{name}": value for name, value in figures.items()})
+            self._record.training.losses.append(float(logs["loss"]))
+            if args.report_to:  # without reporters the figures would only lengthen Trainer's lines
+                logs.update(self._record.figures(int(state.logging_steps)))  # the command line may give a float
         self._mark()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -45,8 +45,9 @@ def run_target(target: Target, job: Job) -> int:
         from cpudist.observability.metrics import Metrics  # imported late, since few environments have the library
 
         job.changes.then(Metrics(job, job.record, *job.options.metrics_port).stop)
-    job.record.name_run(job.options.target or "", "runs")
-    job.record.begin()
+    if (job.options.target or "").partition(".")[0] != "cpudist":  # our own programs print their results themselves
+        job.record.name_run(job.options.target or "", "runs")
+        job.record.begin()
     time_trainer(job)
     if job.options.checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from cpudist.observability import summary
 
 
 def _run(folder: Path, losses: list[float], **fields: Any) -> Path:
-    checkpoint = folder / "checkpoint-3"
-    checkpoint.mkdir(parents=True)
-    history = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
-    (checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": [*history, {"eval_loss": 1}]}))
+    folder.mkdir(parents=True)
     record = {"world_size": 2, "hosts": ["n0", "n1"], "backend": "ccl", "transport": "mpi", "exit": "completed"}
-    record |= {"loss": {"first": losses[0], "last": losses[-1]}, "step_seconds": {"median": 0.264, "p95": 0.3}}
+    record |= {
+        "loss": {"first": losses[0], "last": losses[-1]},
+        "losses": [*losses, None],
+        "step_seconds": {"median": 0.264, "p95": 0.3},
+    }
     (folder / "cpudist.json").write_text(json.dumps(record | fields))
     return folder
 
@@ -63,17 +65,27 @@ def test_a_run_in_full(tmp_path: Path) -> None:
         "loss": "4 to 1",
         "curve": "█▃▁",
     }
-    nothing = summary.Run("b", {"world_size": 1}, []).rows()
+    nothing = summary.Run("b", {"world_size": 1}).rows()
     assert nothing == {**dict.fromkeys(run.rows(), ""), "ranks": "1 on "}
 
 
-@pytest.mark.parametrize("width", [40, 80])
-def test_runs_that_do_not_fit_the_terminal_are_one_below_the_other(tmp_path: Path, width: int) -> None:
-    runs = [summary.read(_run(tmp_path / name, [2.0, 1.0], dtype="bfloat16")) for name in "abcdef"]
+@pytest.mark.parametrize(("width", "tables"), [(40, 6), (80, 2), (1000, 1)])
+def test_as_many_runs_are_side_by_side_as_fit_the_terminal(tmp_path: Path, width: int, tables: int) -> None:
+    names = [f"train-20261127-08150{number}-4711" for number in range(6)]
+    runs = [summary.read(_run(tmp_path / name, [2.0, 1.0], dtype="bfloat16")) for name in names]
     text = summary.table(runs, width)
-    assert text.count("computes in") == 6
-    several = summary.table(runs, 1000)
-    assert several.count("computes in") == 1
+    assert text.count("computes in") == tables
+    assert tables == 6 or max(map(len, text.splitlines())) <= width
+    assert text.split()[:2] == ["train-20261127-"] * 2 or tables == 6
+
+
+def test_a_folder_of_runs_is_all_of_them_oldest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, day in (("b", 1), ("a", 2)):
+        os.utime(_run(tmp_path / "runs" / name, [1.0], exit=name * 3) / "cpudist.json", (day, day))
+    (tmp_path / "runs" / "other").mkdir()
+    assert main(["summary", str(tmp_path / "runs")]) == 0
+    assert ["ended", "bbb", "aaa"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert main(["summary", str(tmp_path / "runs" / "other")]) == 2
 
 
 def test_a_record_of_an_earlier_version_has_fewer_rows(tmp_path: Path) -> None:

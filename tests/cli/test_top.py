@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpudist.cli import top
+from cpudist.cli.main import main
 from cpudist.observability.rank_answers import RankStacks
 from cpudist.observability.rank_table import rows_of
 from cpudist.observability.stack_server import StackAddress
@@ -58,3 +59,47 @@ def test_many_ranks_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert max(len(line.removeprefix(top._CLEAR)) for line in lines) <= 80
     assert any(line.startswith("40 ") for line in lines), lines
     assert "and 45 more ranks, which delay the others less" in lines
+
+
+@pytest.mark.parametrize(
+    ("ranks", "doing"),
+    [
+        (4, "in all_reduce #5 (4 MB, a_long_name_of_a_script.py:91) for 0.1 s"),
+        (12, "in all_reduce #5 (4 MB, train2.py:91) for 0.1 s"),
+        (12, "in a_long_name_of_a_script.py:91, after all_reduce #4 (4 MB)"),
+    ],
+)
+def test_a_narrow_terminal_shows_the_number_of_the_line_and_uses_free_lines(
+    ranks: int, doing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    now = {number: rank(number, 20, 5, size=ranks) for number in range(ranks)}
+    rows = [{**row, "doing": doing} for row in rows_of(now, {})]
+    top._show({JOB: now, ("h1:1", 0): {0: rank(0, 20, 5)}}, {JOB: rows, ("h1:1", 0): rows[:1]}, live=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80 + len(top._CLEAR)
+    shown = [line for line in lines if line.endswith(doing if ranks == 4 else ".py:91")]
+    assert len(shown) == ranks + (ranks == 4), lines
+
+
+@pytest.mark.parametrize(
+    ("ranks", "free", "rooms"),
+    [([2, 9], 40, [4, 18]), ([2, 9], 16, [4, 12]), ([9, 9], 10, [5, 5]), ([], 9, []), ([3], -2, [1])],
+)
+def test_jobs_share_the_lines_of_a_terminal(ranks: list[int], free: int, rooms: list[int]) -> None:
+    assert top._rooms(ranks, free) == rooms
+
+
+def test_without_a_job_it_waits_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([{}, {}, {JOB: {0: rank(0, 20, 5, size=1)}}, {}])
+    words = iter(["", "", "", "q"])
+    monkeypatch.setattr(top, "ask", lambda hosts, task: (next(looks), []))
+    monkeypatch.setattr(top, "_typed", lambda seconds, live: next(words))
+    monkeypatch.setattr(top.sys.stdout, "isatty", lambda: True)
+    assert main(["top"]) == 0
+    shown = capsys.readouterr().out.split(top._CLEAR)
+    assert ["waiting for the next" in text for text in shown[1:]] == [True, False, True]

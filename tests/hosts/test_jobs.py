@@ -39,6 +39,8 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     script = train("--backend", backend, "--record", str(record), str(SCRIPT), "--output_dir", str(tmp_path), *options)
     result = bed.run("h0", [*mpirun_on(bed, mpi, 2), *script], timeout=240)
     assert result.returncode == 0, result.output
+    carriers = f"shared memory and {transport}" if backend == "ccl" else transport
+    assert f" on h0, h1, {backend} over {carriers}, started in " in result.stderr
     fields = json.loads(record.read_text())
     assert fields["launcher"] == named(mpi).name
     assert fields["hosts"] == ["h0", "h1"]

@@ -29,11 +29,9 @@ cpudist.shutdown()
     "start",
     [
         jobs.mpirun(1, sys.executable),
-        jobs.torchrun(2),
-        jobs.train("--backend", "gloo"),
         jobs.launch("--nproc", "2", "--", "--backend", "gloo"),
     ],
-    ids=["plain under mpirun", "plain under torchrun", "cpudist-train", "launch"],
+    ids=["plain under mpirun", "launch"],
 )
 def test_a_line_is_shown_at_once(tmp_path: Path, start: list[str]) -> None:
     script, seen = tmp_path / "script.py", tmp_path / "seen"

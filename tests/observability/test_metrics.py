@@ -33,6 +33,7 @@ for step in range(60):
     time.sleep(0.05 * world.rank)
     model(torch.ones(4, 8)).sum().backward()
     cpudist.step(optimizer)
+    figures = cpudist.log(loss=torch.tensor(1 / (step + 1)), samples=4)
 if world.rank == 0:
     time.sleep(3)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page, open(file, "wb") as written:
@@ -66,7 +67,7 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     families = {family.name: family for family in parser.text_string_to_metric_families(page.read_text())}
     assert families["cpudist_step_seconds"].samples[0].value > 0.04
     assert families["cpudist_restarts"].samples[0].value == 0
-    assert "cpudist_loss" not in families, "nobody has logged one"
+    assert families["cpudist_loss"].samples[0].value == pytest.approx(1 / 60)
     found = {}
     for name in ("steps", "waiting_seconds", "loading_seconds", "cpu_seconds", "memory_bytes"):
         samples = families[f"cpudist_{name}"].samples
@@ -79,10 +80,12 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     assert found["memory_bytes"]["0"] > 1 << 20
 
     (file,) = tmp_path.glob("runs/own-*/cpudist.json")
-    assert f", 60 steps; record in runs/{file.parent.name}/cpudist.json\n" in result.stderr
+    assert re.search(rf", 60 steps(; .*)?; record in runs/{file.parent.name}/cpudist.json\n", result.stderr)
     record = json.loads(file.read_text())
     assert (record["exit"], record["steps"], record["attempts"]) == ("completed", 60, [[0, 60]])
     assert record["step_seconds"]["median"] > 0.04
+    assert record["samples_per_second"] == pytest.approx(2 * 4 / record["step_seconds"]["median"], rel=0.3)
+    assert (record["loss"], len(record["losses"])) == ({"first": 1.0, "last": pytest.approx(1 / 60, rel=1e-4)}, 60)
     waits, delays = ([row[name] for row in record["waiting"]] for name in ("waits", "delays"))
     assert waits[0] > 0.5
     assert delays[0] == 0 < delays[1]

@@ -69,7 +69,11 @@ def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
 
 @pytest.mark.parametrize("exit", ["completed", "interrupted", "failed"])
 def test_rank_0_says_what_has_started_and_how_it_has_ended(
-    exit: Exit, job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exit: Exit,
+    job: Observed,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hosts = tuple(f"n{host}" for host in range(5))
     job.world = World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=hosts)
@@ -77,12 +81,25 @@ def test_rank_0_says_what_has_started_and_how_it_has_ended(
     record.write_to(tmp_path / "record.json")
     record.begin()
     job.counter.steps = 30
+    monkeypatch.setenv("CPUDIST_EARLIER_SECONDS", "360000")  # of the attempts before this one
     record.write(exit)
     started, *ended = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"cpudist: 10 ranks on n0, n1, n2 and 2 more hosts, gloo, started in [\d.:]+( s)?", started)
-    end = rf"cpudist: {exit} after [\d.:]+( s)?, 30 steps; record in {tmp_path}/record\.json"
+    end = rf"cpudist: {exit} after 4 days, [\d:]+, 30 steps; record in {tmp_path}/record\.json"
     assert exit == "failed" or re.fullmatch(end, ended.pop())
     assert not ended, "the report of a failure is the last line"
+
+
+def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(job: Observed) -> None:
+    record = RunRecord(job)
+    record.stragglers = {1: "train.py:91", 2: "", 3: "data.py:5"}
+    delays = {0: 0.9, 1: 0.04, 2: 0.3, 3: 0.2}
+    record.waiting = [{"rank": rank, "host": f"h{rank}", "delays": delay} for rank, delay in delays.items()]
+    assert record._slowest() == "; rank 2 on h2 made the others wait 30 % of the time"
+    record.stragglers = {3: "data.py:5"}
+    assert record._slowest().endswith("20 % of the time, mostly in data.py:5")
+    record.stragglers = {1: "train.py:91"}
+    assert record._slowest() == ""
 
 
 def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord) -> None:
@@ -99,6 +116,24 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord) -> None
     assert fields["loss"] == {"first": 5.0, "last": 2.0}
     record.training.losses += [float("nan"), float("inf")]
     json.dumps(record.as_dict("failed"), allow_nan=False)
+
+
+def test_an_own_loop_logs_what_trainer_logs(job: Observed) -> None:
+    job.world = replace(job.world, size=2)
+    record = RunRecord(job)
+    assert record.log(0.5, 16) == {"loss": 0.5}, "the speed is not known"
+    for number in range(1, 5):
+        job.counter.steps = 10 * number  # logged in every tenth step
+        record.training.times.extend([(0.2 * number, None)] * 10)
+        figures = record.log(None, 160)
+        assert figures == {"cpudist_samples_per_second": pytest.approx((32 * number + 3.2) / 0.2 / number / number)}
+    record.compared = {"delays": 0.1}
+    assert record.log(0.25, 0).items() > {"loss": 0.25, "cpudist_delays": 0.1}.items()
+    fields = record.as_dict("completed")
+    assert (fields["loss"], fields["losses"]) == ({"first": 0.5, "last": 0.25}, [0.5, 0.25])
+    assert record.newest()["losses"] == [0.5, 0.25]
+    record.training.losses = [float(number) for number in range(10_000)]
+    assert len(record.as_dict("completed")["losses"]) <= 200
 
 
 def test_other_users_cannot_read_the_file_while_it_is_replaced(
@@ -131,34 +166,52 @@ def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, 
 
 
 def test_without_a_named_place_a_run_has_a_folder_of_its_own(
-    record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    job: Observed,
+    record: RunRecord,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     record.path = None
     record.name_run("examples/train.py", "runs")
-    record.write("failed")
-    assert not (tmp_path / "runs").exists(), "a wrong option leaves nothing"
+    for exit in ("failed", "completed"):
+        record.write(exit)
+        assert not (tmp_path / "runs").exists(), "nothing was trained"
+    job.counter.steps = 5
     monkeypatch.chdir("/")  # as a script may
     record.write("completed")
     (file,) = tmp_path.glob("runs/*/cpudist.json")
     assert re.fullmatch(rf"train-\d{{8}}-\d{{6}}-{os.getpid()}", file.parent.name)
     assert json.loads(file.read_text())["exit"] == "completed"
-    assert re.fullmatch(rf"cpudist: completed after .*; record in {str(file)[1:]}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"cpudist: completed after .*, 5 steps; record in {str(file)[1:]}\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("program", "runs"), [("cpudist.bench.rank_steps", "runs"), ("train.py", ""), ("", "runs")])
-def test_our_own_programs_and_notebooks_leave_none(record: RunRecord, program: str, runs: str, tmp_path: Path) -> None:
-    record.path = None
+@pytest.mark.parametrize(("program", "runs"), [("train.py", ""), ("", "runs")])
+def test_without_a_folder_or_in_a_notebook_there_is_none(record: RunRecord, program: str, runs: str) -> None:
+    record.path, record.training.counter.steps = None, 5
     record.name_run(program, runs)
     record.write("completed")
     assert record.path is None
+
+
+def test_a_job_that_trained_nothing_says_why_it_leaves_none(
+    job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.world = replace(job.world, size=2)
+    record = RunRecord(job)
+    record.name_run("check.py", str(tmp_path / "runs"))
+    record.begin()
+    record.write("completed")
+    assert "no record, since it made no optimizer step" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_runs_that_cannot_be_written_is_one_line(
     record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs").touch()
-    record.path = None
+    record.path, record.training.counter.steps = None, 5
     record.name_run("train.py", str(tmp_path / "runs"))
     record.write("completed")
     said = capsys.readouterr().err.splitlines()

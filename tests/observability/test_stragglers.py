@@ -89,6 +89,10 @@ def test_the_slower_a_rank_the_fewer_steps_it_takes(
     assert set(job.record.stragglers) <= {1}
 
 
+def test_short_steps_take_as_many_seconds() -> None:
+    assert 9 < 0.023 * Job(2).steps_until_named(lambda: [0.02, 0.023], [{}, LOADS], most=1000) < 13
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 1 << 32), st.integers(2, 6), st.floats(0.02, 3.0), st.sampled_from([0.01, 0.03, 0.06]))
 def test_an_hour_of_equal_ranks_is_quiet(seed: int, size: int, step: float, spread: float) -> None:
@@ -136,6 +140,13 @@ def test_a_slow_rank_is_named_once_with_its_cause(
     assert f"; {cause}" in line
     assert job.record.stragglers == {2: "train.py:9"}
     assert job.record.compared == {"waits": pytest.approx(0.25), "slowest_rank": 2, "delays": pytest.approx(1 / 3)}
+
+
+def test_a_rank_that_lacks_cores_is_named_after_40_steps_and_10_seconds() -> None:
+    """Other programs may end soon."""
+    lacking = [{}, {"run_queue_delay": 0.6}]
+    assert Job(2).steps_until_named(lambda: [0.4, 1.2], lacking) in (40, 41)
+    assert Job(2).steps_until_named(lambda: [0.04, 0.12], lacking) in range(83, 93)
 
 
 def test_cores_that_all_ranks_lack_are_no_cause() -> None:
@@ -201,6 +212,7 @@ def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_and_at_the_e
         r"^cpudist: rank 1 \(\S+\) makes the others wait: in (\d+) steps", result.stderr, re.MULTILINE
     )
     assert int(steps) <= 10, result.stderr
+    assert f"{backend} over {'tcp' if backend == 'gloo' else 'shared memory'}, started in " in result.stderr
     end = r"completed after .*; rank 1 on \S+ made the others wait (\d+) % of the time, mostly in script.py:11"
     shares = re.findall(end, result.stderr)
     assert len(shares) == 1, result.stderr

@@ -89,9 +89,11 @@ def test_other_ends_are_one_line(
 
 
 @pytest.mark.job
-def test_an_interrupt_is_quiet_and_the_launcher_ends_with_the_ranks_status(tmp_path: Path) -> None:
+def test_an_interrupt_names_the_record_and_the_launcher_ends_with_the_ranks_status(tmp_path: Path) -> None:
     result = _job(tmp_path, "gloo", "raise KeyboardInterrupt", _SLEEP)
-    assert (result.returncode, result.report) == (130, ""), result.output
+    assert result.returncode == 130, result.output
+    assert re.fullmatch(r"cpudist: interrupted after .*; record in .*record\.json\n", result.report), result.output
+    assert _record(tmp_path) == "interrupted"
 
 
 @pytest.mark.job

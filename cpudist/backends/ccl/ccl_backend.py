@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +31,7 @@ class CclBackend(ProcessGroupBackend):
 
     def __init__(self) -> None:
         self._across_hosts = False
+        self._shares_memory = False  # whether ranks of a host do
 
     def unavailable(self) -> str | None:
         try:
@@ -45,6 +47,8 @@ class CclBackend(ProcessGroupBackend):
             if world.rank == 0:
                 say(f"the backend ccl is cpudist's own; {other} is installed and not used")
         self._across_hosts = world.node_count > 1
+        local_size, unequal = divmod(world.size, world.node_count)
+        self._shares_memory = local_size > 1 and not unequal and "CPUDIST_TRANSPORT" not in os.environ
         super().start(world, store, timeout)
 
     def ddp_options(self) -> dict[str, Any]:
@@ -78,6 +82,11 @@ class CclBackend(ProcessGroupBackend):
 
     def transport(self) -> str | None:
         return str(extension.load().transport)
+
+    def carriers(self) -> str | None:
+        if not self._shares_memory:
+            return self.transport()
+        return f"shared memory and {self.transport()}" if self._across_hosts else "shared memory"
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
