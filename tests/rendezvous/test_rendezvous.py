@@ -90,7 +90,7 @@ def test_a_long_wait_is_said_once_with_the_missing_rank(
     assert serving.ended()
 
 
-@pytest.mark.parametrize(("name_known", "seconds"), [(True, 10), (False, 300)])
+@pytest.mark.parametrize(("name_known", "seconds"), [(True, 8), (False, 300)])
 def test_a_name_that_the_name_server_should_have_is_not_awaited(
     name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
