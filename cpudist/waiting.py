@@ -6,12 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from cpudist.console import end_now
+from cpudist.console import end_now, say
 from cpudist.errors import UserError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
+LONG_WAIT_SECONDS = 10.0  # One rank reports a longer wait.
 _LONGEST_TIMEOUT = 1e9  # seconds: sockets, timers and timedelta take no infinity
 
 
@@ -65,16 +66,45 @@ def poll(
 
 
 @contextmanager
-def bounded(what: str, timeout: float) -> Iterator[None]:
+def announced(describe: Callable[[], str], limit: float) -> Iterator[None]:
+    """Print one line if the block takes more than 10 seconds: what it waits for, and `limit` in seconds.
+
+    Args:
+        describe: called by another thread; returns what the block waits for, or "" if another rank prints it. An error
+            that it raises is ignored.
+    """
+
+    def announce() -> None:
+        with suppress(Exception):
+            if line := describe():
+                say(f"{line}, for at most {limit:g} s")
+
+    with _after(LONG_WAIT_SECONDS, announce):
+        yield
+
+
+@contextmanager
+def bounded(what: str, timeout: float, announces: bool = False) -> Iterator[None]:
     """End this process with a line about `what` if the block takes `timeout` seconds; the block cannot be
     interrupted.
+
+    Args:
+        announces: whether this rank also prints a line if the block takes more than 10 seconds.
     """
 
     def end() -> None:
         why = "a rank is gone or cannot be reached; cpudist doctor --hostfile FILE looks for closed ports"
         end_now(1, f"{what} did not finish within {timeout:g} s: {why}")
 
-    timer = threading.Timer(usable(timeout), end)
+    line = f"{what} is waiting for other ranks" if announces else ""
+    with _after(usable(timeout), end), announced(lambda: line, timeout):
+        yield
+
+
+@contextmanager
+def _after(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+    """Call `action` in another thread if the block takes `seconds`."""
+    timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,7 @@ from clocks import Clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cpudist import waiting
 from cpudist.errors import UserError
 from cpudist.waiting import check_timeout, poll, usable
 
@@ -48,3 +50,40 @@ def test_what_never_happens_ends_in_time_with_ever_fewer_looks(clock: Clock, sec
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, math.nan])
 def test_without_time_it_looks_once(clock: Clock, seconds: float) -> None:
     assert poll(lambda: True, seconds)
+
+
+def _none() -> str:
+    raise RuntimeError("what it waits for is not known")
+
+
+@pytest.mark.parametrize(
+    ("describe", "seconds", "said"),
+    [
+        (lambda: "waiting for rank 1", 0.0, "cpudist: waiting for rank 1, for at most 300 s\n"),
+        (lambda: "waiting for rank 1", 60.0, ""),
+        (lambda: "", 0.0, ""),  # another rank says it
+        (_none, 0.0, ""),
+    ],
+)
+def test_a_long_wait_is_announced_once(
+    describe: Callable[[], str],
+    seconds: float,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", seconds)
+    threads = threading.active_count()
+    with waiting.announced(describe, 300):
+        assert waiting.poll(lambda: seconds > 0 or threading.active_count() == threads, 20)
+    assert capsys.readouterr().err == said
+
+
+def test_a_bounded_wait_is_announced_on_the_rank_that_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    for announces in (False, True):
+        with waiting.bounded("MPI_Init", 60, announces):
+            waiting.poll(lambda: False, 0.2)
+    assert capsys.readouterr().err.count("MPI_Init") == 1

@@ -31,7 +31,8 @@ from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.topology.identity import INTERFACE_VARIABLES
-from cpudist.waiting import check_timeout
+from cpudist.waiting import announced, check_timeout
+from cpudist.world import name_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -313,9 +314,14 @@ def _forget() -> None:
 
 
 def _start(backend: Backend, world: World, store: Store, timeout: float) -> None:
+    def line() -> str:
+        first = store.add("connecting/late", 1) == 1
+        return f"{name_of(world)} is connecting to the other ranks by {backend.name}" if first else ""
+
     hook = sys.excepthook
     try:
-        backend.start(world, store, timeout)
+        with announced(line, timeout):
+            backend.start(world, store, timeout)
     finally:
         sys.excepthook = hook  # init_process_group replaces it by a hook that withholds output
 

@@ -17,12 +17,12 @@ from cpudist.console import is_interactive, say
 from cpudist.errors import StartupTimeout
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.stack_server import StackServer
-from cpudist.rendezvous import all_gather, connect
+from cpudist.rendezvous import all_gather, connect, gather
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, published, status_of
-from cpudist.supervision.rank_texts import summary
+from cpudist.supervision.rank_texts import last_seen, summary
 from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import elsewhere, gather_rank_info, name_of
 
@@ -94,6 +94,7 @@ class RankContext:
             misplaced = elsewhere(self.members, self.world, launcher.requested_nodes)
             for doubt in filter(None, (launcher.warning, misplaced, untested_torch())):
                 say(f"warning: {doubt}")
+        changes.attribute(gather, "whereabouts", self._whereabouts)
         self.heartbeat = Heartbeat(self.world.size, self.rendezvous.address, timeout)
         changes.then(self.heartbeat.stop)
         self.interactive = any(member.interactive for member in self.members)
@@ -151,6 +152,11 @@ class RankContext:
             atexit.unregister(self._end_with_process)
         if self.rendezvous.server is not None:
             self.rendezvous.server.close_in_child()
+
+    def _whereabouts(self) -> dict[int, str]:
+        """Return the host of each rank, and where it was last."""
+        seen = {rank: f", {last_seen(place)}" for rank, place in self.statuses().items()}
+        return {rank: f"{member.host}{seen.get(rank, '')}" for rank, member in enumerate(self.members)}
 
     def _record_failure(self, status: int) -> None:
         """Call `on_failure`. Another rank may fail while this one still starts: its record would then say "running"."""

@@ -57,12 +57,14 @@ class AtAddress:
     Attributes:
         served: whether torchrun's agent or another process outside the job serves the store; otherwise rank 0 does.
         token: the secret that clients must have (CPUDIST_TOKEN); empty where the user has set none.
+        name_known: whether the name server has known `host` since before the start; a pod's name appears later.
     """
 
     host: str
     port: int
     served: bool = False
     token: str = field(default="", repr=False)
+    name_known: bool = False
 
 
 @dataclass(frozen=True)

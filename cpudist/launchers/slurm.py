@@ -62,7 +62,8 @@ class Slurm(Launcher):
         port = self.master_port or 15000 + (job * 31 + step) % 15000
         # The step's id is public, so the token is derived from the user's secret as well.
         token = self.token or hmac.digest(secret().encode(), f"{job}.{step}".encode(), "sha256").hex()
-        return AtAddress(self._variables.get("MASTER_ADDR") or self._first_host(), port, token=token)
+        host = self._variables.get("MASTER_ADDR") or self._first_host()
+        return AtAddress(host, port, token=token, name_known=True)
 
     @property
     def restarts(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import secrets
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +26,7 @@ from cpudist.rendezvous import mpi
 from cpudist.store.client import LONGEST_KEEPALIVE, Address, StoreLost, keepalive_timeout
 from cpudist.store.process import StoreProcess
 from cpudist.topology.identity import addresses, free_port, node_identity, resolved
-from cpudist.waiting import bounded, poll
+from cpudist.waiting import announced, bounded, poll
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from cpudist.store.torch_store import JobStore
 
 _LOOPBACK = "127.0.0.1"
+_STARTED_SECONDS = 60.0  # Longest time of each step once all ranks have started MPI.
+_NAME_SECONDS = 8.0  # Longest time in which a host's name is unknown, if its name server should have it.
 _RETRY_SECONDS = 2.0  # Longest attempt and longest pause before a rank reads the store's address again.
 
 
@@ -103,12 +106,13 @@ def connect(
 
 def _connect_over_mpi(rendezvous: OverMpi, placement: Placement, timeout: float, interface: str | None) -> Rendezvous:
     world = mpi.join(rendezvous, placement, timeout)
-    with bounded("agreeing on rank 0's address over MPI", timeout):
+    what, short = "agreeing on rank 0's address over MPI", min(timeout, _STARTED_SECONDS)
+    with bounded(what, short, announces=placement.rank == 0):
         one_machine = len(set(world.allgather(node_identity()))) == 1
     server, offer = _serve(placement, one_machine, timeout, interface)
-    with bounded("agreeing on rank 0's address over MPI", timeout):
+    with bounded(what, short, announces=placement.rank == 0):
         offer = world.bcast(offer)
-    return _accept(offer, server, timeout, timeout)
+    return _accept(offer, server, short, timeout)
 
 
 def _connect_by_agent(
@@ -140,7 +144,8 @@ def _connect_by_agent(
         agent = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout))
         if offer is not None:
             agent.set(key, json.dumps(asdict(offer)))
-        poll(has_joined, deadline - time.monotonic(), longest_pause=_RETRY_SECONDS)
+        with announced(lambda: _waiting_for_rank_0(address, placement), timeout):
+            poll(has_joined, deadline - time.monotonic(), longest_pause=_RETRY_SECONDS)
         if not isinstance(result, Rendezvous):
             raise cast("Exception", result)
         return replace(result, host=address.host, port=address.port)
@@ -153,8 +158,10 @@ def _connect_by_agent(
 
 def _connect_in(where: AtAddress | InStore, job: str, placement: Placement, timeout: float) -> Rendezvous:
     """Connect to the store at an address that all ranks have; `job` is its key namespace."""
-    store_address = Address((where.host,), where.port, where.token.encode(), keepalive_timeout(timeout), job)
-    joined = _reach(store_address, timeout, timeout)
+    names = _NAME_SECONDS if isinstance(where, AtAddress) and where.name_known else math.inf
+    store_address = Address((where.host,), where.port, where.token.encode(), keepalive_timeout(timeout), job, names)
+    with announced(lambda: _waiting_for_rank_0(where, placement), timeout):
+        joined = _reach(store_address, timeout, timeout)
     _arrive(joined, placement)
     if placement.rank == 0:
         joined.store.set("free_port", str(free_port()))
@@ -167,6 +174,11 @@ def _connect_in(where: AtAddress | InStore, job: str, placement: Placement, time
 def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
     own = addresses(interface) if interface else _own_addresses(address.host)
     return StoreProcess(own, address.port, address.token.encode(), LONGEST_KEEPALIVE)
+
+
+def _waiting_for_rank_0(where: AtAddress | InStore, placement: Placement) -> str:
+    """Return the line of a long wait; empty on all ranks but one."""
+    return f"rank 1: waiting for rank 0 at {where.host}:{where.port}" if placement.rank == 1 else ""
 
 
 def _own_addresses(host: str) -> list[str]:

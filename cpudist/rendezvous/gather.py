@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cpudist.console import first_line, option
 from cpudist.errors import StartupTimeout
-from cpudist.waiting import poll
+from cpudist.waiting import announced, poll
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 _VERDICT_SECONDS = 5.0  # Extra time after the timeout for rank 0 to publish the missing ranks.
 _MOST_NAMES = 20  # Most missing ranks that a message names.
+
+# Returns the host of each rank, and where it was last; a job sets it as soon as it has this information.
+whereabouts: Callable[[], Mapping[int, str]] = dict
 
 
 def all_gather(
@@ -28,6 +31,7 @@ def all_gather(
     timeout: float,
     what: str = "starting the job",
     meanwhile: Callable[[], object] | None = None,
+    members: Sequence[int] = (),
 ) -> list[str]:
     """Publish this rank's value under `key` and return the values of all ranks, in rank order.
 
@@ -38,23 +42,32 @@ def all_gather(
         key: a key that has not been used in this store.
         what: the purpose; error messages begin with it.
         meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
+        members: the ranks of a group as ranks of the job, for messages; empty: all ranks of the job.
 
     Raises:
         StartupTimeout: some ranks have not published a value in time (the message names them), or the store is lost.
     """
     own, everyone = f"{key}/{rank}", f"{key}/all"
+
+    def late() -> str:
+        """Describe the missing ranks; only the first rank that calls this does so."""
+        missing = _missing(store, key, size) if store.add(f"{key}/late", 1) == 1 else []
+        return f"{what}: waiting for {_names(missing, members)} of {size}" if missing else ""
+
     try:
         store.set(own, f"={value}")  # torch's stores drop empty values
         if rank == 0:
             keys = [f"{key}/{other}" for other in range(size)]
-            complete = _await(store, keys, timeout, meanwhile)
+            with announced(late, timeout):
+                complete = _await(store, keys, timeout, meanwhile)
             missing = [] if complete else _missing(store, key, size)
             values = [] if missing else [text.decode()[1:] for text in store.multi_get(keys)]
             # Compress the texts, because they are similar and each rank gets all of them.
             packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
             store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
         else:
-            found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
+            with announced(late, timeout):
+                found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
             if found:
                 missing, values = json.loads(zlib.decompress(store.get(everyone)))
             else:  # rank 0 may have started later than this rank, so it is still waiting
@@ -64,12 +77,18 @@ def all_gather(
             f"{what}: lost the store of rank 0: {first_line(error)}; look at rank 0's output"
         ) from None
     if missing:
-        names = ", ".join(map(str, missing[:_MOST_NAMES])) + (", …" if len(missing) > _MOST_NAMES else "")
         raise StartupTimeout(
-            f"{what}: after {timeout:g} s still waiting for rank{'s' * (len(missing) > 1)} {names} of {size}; "
+            f"{what}: after {timeout:g} s still waiting for {_names(missing, members)} of {size}; "
             f"look at their output, or give more time with {option('timeout')}"
         )
     return list(values)
+
+
+def _names(missing: Sequence[int], members: Sequence[int]) -> str:
+    """Return ranks of a group as text, such as "rank 3 (h1, last in train.py:9)"."""
+    ranks, places = [members[rank] if members else rank for rank in missing[:_MOST_NAMES]], whereabouts()
+    names = ", ".join(f"{rank} ({places[rank]})" if rank in places else str(rank) for rank in ranks)
+    return f"rank{'s' * (len(missing) > 1)} {names}" + (", …" if len(missing) > _MOST_NAMES else "")
 
 
 def _missing(store: Store, key: str, size: int) -> list[int]:

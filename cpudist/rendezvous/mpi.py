@@ -31,7 +31,7 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
             "(from a wrapper by os.execvp), or call torch.distributed.init_process_group with an init_method, its rank "
             "and the number of processes"
         )
-    mpi = initialise(timeout, rendezvous.library)
+    mpi = initialise(timeout, rendezvous.library, announces=placement.rank == 0)
     world = mpi.COMM_WORLD
     if (world.size, world.rank) != (placement.size, placement.rank):
         version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
@@ -43,13 +43,14 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     return world
 
 
-def initialise(timeout: float, library: str | None) -> Any:
+def initialise(timeout: float, library: str | None, announces: bool = False) -> Any:
     """Initialise MPI, once in a process, and return ``mpi4py.MPI``; MPI is finalised at exit.
 
     If MPI_Init takes longer than `timeout` seconds, this process ends.
 
     Args:
         library: the MPI library, unless MPI4PY_LIBMPI names one; None: the one that mpi4py finds.
+        announces: whether this rank reports a long wait.
 
     Raises:
         UserError: mpi4py finds no MPI library.
@@ -69,7 +70,7 @@ def initialise(timeout: float, library: str | None) -> Any:
         ) from None
     if not MPI.Is_initialized():
         provided = ctypes.c_int()
-        with bounded("MPI_Init", timeout):
+        with bounded("MPI_Init", timeout, announces):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         atexit.register(_finalize, MPI)
         os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import socket
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -33,6 +36,7 @@ class Address:
         token: the job's secret; empty if the launcher has no private way to distribute one.
         keepalive_timeout: seconds after which a connection breaks when the network is down.
         job: key namespace of this job; a server outlives jobs.
+        name_seconds: how long the names in `hosts` may be unknown; then a connection is not tried any longer.
     """
 
     hosts: tuple[str, ...]
@@ -40,6 +44,7 @@ class Address:
     token: bytes = field(repr=False)
     keepalive_timeout: float
     job: str = ""
+    name_seconds: float = math.inf
 
 
 def keepalive_timeout(timeout: float) -> float:
@@ -57,32 +62,36 @@ class Connection:
         """Connect and authenticate within `timeout` seconds; make at least one attempt.
 
         Raises:
-            StartupTimeout: the store cannot be reached in time, or another program answers at its address.
+            StartupTimeout: the store cannot be reached in time, its host's name is unknown, or another program answers
+                at its address.
         """
         self._received = bytearray()
         self._job = address.job
-        other = why = ""
         attempt = min(_ATTEMPT_SECONDS, usable(timeout, _SHORTEST_ATTEMPT_SECONDS))
+        names_until = time.monotonic() + address.name_seconds
+        errors: list[Exception] = []
+        from_others: list[Exception] = []  # answers of other programs and jobs, in any attempt
 
-        def reached() -> bool:
-            nonlocal other, why
-            for host in address.hosts:
-                try:
-                    self._socket = _connected(host, address, attempt)
-                    self.host = host
-                    return True
-                except protocol.Garbage as error:
-                    other = str(error)
-                except (OSError, UnicodeError) as error:  # UnicodeError: the host name is invalid
-                    why = getattr(error, "strerror", None) or first_line(error)
-            return False
+        def ended() -> bool:
+            nonlocal errors
+            errors = self._connect(address, attempt)
+            from_others.extend(error for error in errors if isinstance(error, protocol.Garbage))
+            return not errors or (_are_of_names(errors) and time.monotonic() > names_until)
 
-        if not poll(reached, timeout):
-            remedy = "has another job this port, or do ranks differ in CPUDIST_TOKEN?" if other else ""
-            raise StartupTimeout(
-                f"rank 0 cannot be reached from {socket.gethostname()} at port {address.port} of "
-                f"{', '.join(address.hosts)} ({other or why}); {remedy or 'is there a firewall between the nodes?'}"
-            )
+        poll(ended, timeout)
+        if errors:
+            raise StartupTimeout(_unreachable(address, from_others or errors))
+
+    def _connect(self, address: Address, timeout: float) -> list[Exception]:
+        """Try each host once; return their errors, or nothing once one of them is connected."""
+        errors: list[Exception] = []
+        for host in address.hosts:
+            try:
+                self._socket, self.host = _connected(host, address, timeout), host
+                return []
+            except (OSError, UnicodeError, protocol.Garbage) as error:  # UnicodeError: the host name is invalid
+                errors.append(error)
+        return errors
 
     def set(self, values: dict[str, bytes]) -> None:
         self._ask(Code.SET, *(part for key, value in values.items() for part in (self._name(key), value)))
@@ -191,6 +200,25 @@ class Connection:
             if not data:
                 raise protocol.Garbage("it has closed the connection")
             self._received += data
+
+
+def _are_of_names(errors: Sequence[Exception]) -> bool:
+    return all(isinstance(error, (socket.gaierror, UnicodeError)) for error in errors)
+
+
+def _unreachable(address: Address, errors: Sequence[Exception]) -> str:
+    """Return cause and remedy, given the errors of the hosts."""
+    error = errors[-1]
+    if isinstance(error, protocol.Garbage):
+        remedy = "has another job this port, or do ranks differ in CPUDIST_TOKEN?"
+    elif _are_of_names(errors):
+        remedy = "add the name to the name server or to /etc/hosts, or set MASTER_ADDR to an address of rank 0's host"
+    else:
+        remedy = "is there a firewall between the nodes?"
+    return (
+        f"rank 0 cannot be reached from {socket.gethostname()} at port {address.port} of {', '.join(address.hosts)}"
+        f" ({getattr(error, 'strerror', None) or first_line(error)}); {remedy}"
+    )
 
 
 def _connected(host: str, address: Address, timeout: float) -> socket.socket:

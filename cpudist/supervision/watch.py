@@ -21,6 +21,7 @@ from cpudist.supervision import rank_texts, reports
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, publish, published
+from cpudist.waiting import LONG_WAIT_SECONDS
 from cpudist.world import name_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failu
 REPORTED = "failure/reported"  # the exit status, set once the report is on screen
 _RECORDED = "failure/recorded"  # set once rank 0 has written the run record
 _LOST = "lost"  # the server's lines: each rank whose connection broke, and how
-_STALLED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call
+_STALLED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call or line
 _FINISHED = "finished"  # counter of the ranks that have finished
 _ALL_FINISHED = "finished/all"
 _RANK_0_FINISHED = "finished/0"  # set once rank 0, whose process may serve the store, has finished
@@ -225,17 +226,22 @@ class Watch:
         abort(1)
 
     def _publish_status(self, store: Connection) -> None:
-        """Publish the status; report a call that has waited for a third of the timeout, and the missing ranks."""
+        """Publish the status; report a call that has waited for long, and the missing ranks.
+
+        Long is 10 seconds, reported once for each line of the script, and a third of the timeout, once for each call.
+        """
         status = self._own_status(at_end=self._at_end)
         publish(store, status)
         (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:
             if call.seconds > self._timeout() / 3:
-                self._report_stall(store, call)
+                self._report_stall(store, call, f"{call.group}/{call.sequence}/{call.peer}")
+            elif call.seconds > LONG_WAIT_SECONDS and call.sequence is not None and call.ranks != ():
+                self._report_stall(store, call, f"{call.name}/{status.line}")
 
-    def _report_stall(self, store: Connection, call: Call) -> None:
-        key = _STALLED.format(call=f"{call.group}/{call.sequence}/{call.peer}")
+    def _report_stall(self, store: Connection, call: Call, which: str) -> None:
+        key = _STALLED.format(call=which)
         if key in self._reported:
             return
         self._reported.add(key)

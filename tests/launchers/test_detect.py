@@ -35,7 +35,7 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
         (
             STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "CPUDIST_TOKEN": "known"},
             "slurm",
-            AtAddress("n1", 15217, token="known"),
+            AtAddress("n1", 15217, token="known", name_known=True),
             1,
         ),
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
@@ -146,7 +146,7 @@ def test_slurms_first_host_is_rank_0s(hosts: str, first: str) -> None:
     for variables in ({"SLURM_STEP_NODELIST": hosts}, {"SLURM_JOB_NODELIST": hosts}):
         launcher = detect(STEP | {"CPUDIST_TOKEN": "known"} | variables)
         if first:
-            assert launcher.rendezvous() == AtAddress(first, 15217, token="known")
+            assert launcher.rendezvous() == AtAddress(first, 15217, token="known", name_known=True)
         else:
             with pytest.raises(UserError, match="not understood"):
                 launcher.rendezvous()
@@ -246,4 +246,4 @@ ARBITRARY = STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbi
 def test_an_arbitrary_distribution_names_what_to_set(given: dict[str, str]) -> None:
     with pytest.raises(UserError, match="MASTER_ADDR"):
         detect(given).rendezvous()
-    assert detect(given | {"MASTER_ADDR": "n2"}).rendezvous() == AtAddress("n2", 15217, token="known")
+    assert detect(given | {"MASTER_ADDR": "n2"}).rendezvous() == AtAddress("n2", 15217, token="known", name_known=True)

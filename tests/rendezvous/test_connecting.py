@@ -112,7 +112,7 @@ def _listening(one: Rendezvous) -> set[str]:
 
 def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(COMM_WORLD=INTEL, Get_library_version=lambda: "MPI 1.0\0\nbuilt today")
-    monkeypatch.setattr(mpi, "initialise", lambda timeout, path: library)
+    monkeypatch.setattr(mpi, "initialise", lambda *_, **__: library)
     assert mpi.join(OverMpi(), Placement(1, 2), 5) is INTEL
     for placement in (Placement(0, 2), Placement(1, 3)):
         with pytest.raises(UserError, match=r"MPI says rank 1 of 2: MPI 1\.0 is not"):

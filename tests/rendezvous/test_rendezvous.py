@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import socket
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -15,10 +17,12 @@ from hypothesis import strategies as st
 from serving import Serving
 from torch.distributed import TCPStore
 
+from cpudist import waiting
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.launchers import Alone, AtAddress, Placement
-from cpudist.rendezvous import all_gather, connect
+from cpudist.rendezvous import all_gather, connect, gather
 from cpudist.store import Address, Connection, keepalive_timeout
+from cpudist.store import client as client_module
 from cpudist.store.client import StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
@@ -63,6 +67,44 @@ def test_missing_ranks_are_named_within_the_timeout(server: TCPStore, clock: Clo
         with pytest.raises(StartupTimeout, match=r"starting: .* ranks 2, 3 of 4"):
             all_gather(store, rank, 4, "k", "value", 1.5, "starting")
         assert 1.5 <= clock.now - begin <= 1.7
+
+
+@pytest.mark.parametrize(
+    ("members", "name"), [((), "rank 1 (h1, last in train.py:9) of 2"), ((5, 0), "rank 0 (h0) of 2")]
+)
+def test_a_long_wait_is_said_once_with_the_missing_rank(
+    members: tuple[int, ...], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(gather, "whereabouts", lambda: {0: "h0", 1: "h1, last in train.py:9"})
+    serving = Serving()
+    store = JobStore(serving.address(), 20)
+    with pytest.raises(StartupTimeout, match=re.escape(f"waiting for {name}")):
+        all_gather(store, 0, 2, "k", "0", 0.5, "testing", members=members)
+    assert capsys.readouterr().err == f"cpudist: testing: waiting for {name}, for at most 0.5 s\n"
+    with pytest.raises(StartupTimeout):
+        all_gather(store, 0, 2, "k", "0", 0.5, "testing")
+    assert capsys.readouterr().err == "", "another rank has said it"
+    store.close()
+    serving.lose_owner()
+    assert serving.ended()
+
+
+@pytest.mark.parametrize(("name_known", "seconds"), [(True, 8), (False, 300)])
+def test_a_name_that_the_name_server_should_have_is_not_awaited(
+    name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """A pod's name appears with the pod; the names of Slurm's nodes are there before the job."""
+
+    def unknown(*_: object, **__: object) -> socket.socket:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    clock.drives(client_module)
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    begin = clock.now
+    with pytest.raises(StartupTimeout, match=r"n1 \(Name or service not known\); add the name"):
+        connect(AtAddress("n1", 15217, name_known=name_known), Placement(1, 2), "0", timeout=300)
+    assert seconds <= clock.now - begin <= seconds + 1
 
 
 def test_of_many_missing_ranks_the_first_are_named(server: TCPStore, clock: Clock) -> None:

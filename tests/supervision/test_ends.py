@@ -142,6 +142,22 @@ def test_a_collective_that_a_rank_never_calls(monkeypatch: pytest.MonkeyPatch) -
     assert told(str(os.getpid())) == [1]
 
 
+def test_waits_of_seconds_in_one_line_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LONG_WAIT_SECONDS", 1.0)
+
+    def script() -> None:
+        job = begin(timeout=60)
+        dist.all_reduce(torch.ones(1))  # connects them
+        for _ in range(3):
+            time.sleep(3 * job.world.rank)
+            dist.all_reduce(torch.ones(1))
+        job.shutdown()
+
+    (first, output), (second, nothing) = fork_ranks(script)
+    assert (first, second, nothing) == (0, 0, "")
+    assert len(re.findall(r"waiting for [1-3] s of 60: rank 1 \(\S+\) never reached all_reduce", output)) == 1, output
+
+
 def test_a_rank_at_its_end_that_others_wait_for() -> None:
     def script() -> None:
         for _ in range(1 + begin().world.rank):

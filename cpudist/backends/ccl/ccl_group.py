@@ -20,7 +20,7 @@ from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.waiting import bounded
 
-_NAMING_SECONDS = 5.0
+_CONNECT_SECONDS = 60.0  # Time limit of creating the transport once all ranks have come.
 
 
 class WireOptions(Backend.Options):
@@ -75,6 +75,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
             timeout,
             what=f"creating the ccl group {options.group_id!r}",
             meanwhile=module.progress,  # a peer may first have to complete a call with this rank
+            members=options.global_ranks_in_group,
         )
     ]
     if len({member["wire"] for member in members}) > 1:
@@ -95,8 +96,8 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
             " them"
         )
     extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
-    # Creating a communicator of oneCCL cannot be interrupted. Missing ranks are reported before this limit.
-    with bounded(f"creating the ccl group {options.group_id!r}", timeout + _NAMING_SECONDS):
+    # Creating a communicator of oneCCL cannot be interrupted. All ranks have come, so it takes seconds.
+    with bounded(f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS), rank == 0):
         return module.create_group(
             PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, wire
         )
