@@ -24,7 +24,6 @@ cpudist build --json x | --json
 cpudist build --output cut.json | cut.json is not a folder
 cpudist bench | {collectives,hosts}
 cpudist bench gpus | 'gpus'
-cpudist bench hosts --backend xla | leave --backend out
 cpudist bench collectives --only int8 | cpudist bench hosts --only
 cpudist bench hosts --only fp4 | --only fp4
 cpudist plan --measure --topology cut.json | --measure needs the machine itself
