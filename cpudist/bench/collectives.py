@@ -43,7 +43,7 @@ _OTHER_SIZES = (1 * _MB, 16 * _MB)
 _ROTATED_BYTES = 32 * _MB  # rotate buffers of this size, more than a core's own caches hold
 
 COPY = "memory copy"
-# (bytes of a tensor, number format, number of tensors) -> further candidates for an allreduce, by name
+# Returns further candidates for an allreduce by name. Arguments: bytes of a tensor, its type, number of tensors.
 Rivals = Callable[[int, torch.dtype, int], Mapping[str, Candidate]]
 
 _ALLREDUCE = "allreduce"
