@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import cpudist
-from cpudist.optimization import applied
+from cpudist.optimization import applied, precision
 
 pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("one_thread")]
 
@@ -174,7 +174,7 @@ def test_it_trains_as_under_torchs_autocast(kind: str, dtype: torch.dtype, uses:
         uses -= {"tie", "clip"}  # torch adds no sparse gradient to a dense one, and cannot clip it
         kind = "SGD" if kind == "AdamW" else kind  # which takes no sparse gradients
     with pytest.MonkeyPatch.context() as patch:  # a CPU without float16 arithmetic emulates it
-        patch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
+        patch.setattr(precision, "check", lambda dtype: None)
         optimized = _optimized(kind, dtype, uses)
     for ours, wanted in zip(optimized, _oracle(kind, dtype, uses), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-2, atol=1e-3)
@@ -268,7 +268,7 @@ def test_gradients_of_a_function_of_the_parameters() -> None:
 
 
 def test_a_scaler_scales_once_any_model_of_the_job_is_in_float16(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
+    monkeypatch.setattr(precision, "check", lambda dtype: None)
     monkeypatch.setattr(applied, "_dtypes", set())  # of the models of earlier tests
     assert not cpudist.scaler().is_enabled()
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
