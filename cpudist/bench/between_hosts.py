@@ -99,7 +99,12 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     times, names = HostTimes({}), only or list(CANDIDATES)[1:]
     for dtype in _DTYPES[: 1 if quick else None]:
         name = precision.name(dtype)
-        times.steps[name] = _compare(dtype, tokens, groups, names, turns, say)
+        candidates: dict[str, Candidate] = {}
+        for candidate in (ALONE, *names):
+            say(f"{name}, warming up: {candidate}")
+            candidates[candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
+        times.steps[name] = take_turns(candidates, turns, say)
+        del candidates
         gc.collect()  # frees the models
     return times
 
@@ -133,23 +138,6 @@ def train_on(tokens: torch.Tensor, model: Any, optimizer: torch.optim.Optimizer,
     optimizer.step()
     optimizer.zero_grad()
     devices.synchronize()
-
-
-def _compare(
-    dtype: torch.dtype,
-    tokens: torch.Tensor,
-    groups: dict[str, dist.ProcessGroup],
-    names: Sequence[str],
-    turns: Turns,
-    say: Callable[[str], None],
-) -> dict[str, Timings]:
-    """Return the times of a step of `ALONE` and of the named candidates."""
-    name = precision.name(dtype)
-    candidates: dict[str, Candidate] = {}
-    for candidate in (ALONE, *names):
-        say(f"{name}, warming up: {candidate}")
-        candidates[candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
-    return take_turns(candidates, turns, lambda progress: say(f"{name}, {progress}"))
 
 
 def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Tensor, dtype: torch.dtype) -> Candidate:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from cpudist import job
 from cpudist.bench.report import median_cell, ratio_cell, table
 from cpudist.bench.timing import (
     GLOO,
@@ -44,7 +43,7 @@ _OTHER_SIZES = (1 * _MB, 16 * _MB)
 _ROTATED_BYTES = 32 * _MB  # rotate buffers of this size, more than a core's own caches hold
 
 COPY = "memory copy"
-# (bytes of a tensor, number format, number of tensors) -> further candidates for an allreduce, by name
+# Returns further candidates for an allreduce by name. Arguments: bytes of a tensor, its type, number of tensors.
 Rivals = Callable[[int, torch.dtype, int], Mapping[str, Candidate]]
 
 _ALLREDUCE = "allreduce"
@@ -121,18 +120,14 @@ def run(
     # torch 2.13 has new names for two of the calls; torch 2.8 has only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     groups = both_groups(world.backend)
-    devices = {world.backend: world.device, GLOO: torch.device("cpu")}
     comparisons = []
     for name, dtype, size in _plan(quick):
         say(f"{name} {precision.name(dtype)} {size_cell(size)}")
         buffers = max(2, min(32, _ROTATED_BYTES // size))
         count = size // dtype.itemsize // world.size * world.size
-        calls = {
-            device: in_turn([_call(name, count, world.size, dtype, device) for _ in range(buffers)])
-            for device in {*devices.values()}
-        }
-        candidates = {backend: timed(partial(calls[devices[backend]], group)) for backend, group in groups.items()}
-        if name == _ALLREDUCE and world.device.type == "cpu":
+        call = in_turn([_call(name, count, world.size, dtype) for _ in range(buffers)])
+        candidates = {backend: timed(partial(call, group=group)) for backend, group in groups.items()}
+        if name == _ALLREDUCE:
             candidates |= {COPY: _copy(count, dtype, buffers), **rivals(size, dtype, buffers)}
         times = take_turns(
             {key: together(candidate, groups[GLOO]) for key, candidate in candidates.items()}, _turns(size, quick)
@@ -141,23 +136,10 @@ def run(
     return CollectiveTimes(tuple(comparisons))
 
 
-def _call(
-    name: str, count: int, ranks: int, dtype: torch.dtype, device: torch.device
-) -> Callable[[dist.ProcessGroup], object]:
-    """Return a function that runs an operation on its own buffers in a given group, and waits for the device.
-
-    All elements are zero, so that repeated sums do not overflow.
-    """
+def _call(name: str, count: int, ranks: int, dtype: torch.dtype) -> Callable[..., object]:
+    """Return an operation on its own buffers, of zeros so that repeated sums do not overflow; it takes the group."""
     collective, divided = _OPERATIONS[name]
-    tensors = [torch.zeros(count // ranks if one else count, dtype=dtype, device=device) for one in divided]
-    synchronize = job.require().backend.devices.synchronize
-
-    def call(group: dist.ProcessGroup) -> None:
-        collective(*tensors, group=group)
-        if device.type != "cpu":
-            synchronize()
-
-    return call
+    return partial(collective, *(torch.zeros(count // ranks if one else count, dtype=dtype) for one in divided))
 
 
 def _copy(count: int, dtype: torch.dtype, buffers: int) -> Candidate:

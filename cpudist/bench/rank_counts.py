@@ -18,9 +18,9 @@ from cpudist.console import number_of
 from cpudist.errors import UserError
 from cpudist.waiting import poll
 
-_SECONDS = 180.0  # limit for one number of ranks, with start and steps
+_SECONDS = 180.0  # Limit for the start and the steps of one number of ranks.
 _END_SECONDS = 60.0
-_WORSE = 0.9  # do not try more ranks below this share of the best speed
+_WORSE = 0.9  # Below this share of the best speed, more ranks are not tried.
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def one(ranks: int, script: Sequence[str]) -> Measured:
                 _end(job)
             if not all(file.exists() for file in files):
                 output.seek(0)
-                raise UserError(_why(ranks, output.read().decode(errors="replace")))
+                lines = output.read().decode(errors="replace").splitlines()[-30:]
+                timed = f"no steps of {number_of(ranks, 'rank')} could be timed"
+                raise UserError("\n".join([f"{timed}: a script must make optimizer steps for 10 s", *lines]))
         figures = [json.loads(file.read_text()) for file in files]
     return Measured(
         ranks,
@@ -92,9 +94,3 @@ def _end(job: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         job.kill()  # its node agents then kill the ranks
         job.wait()
-
-
-def _why(ranks: int, output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip()]
-    who = number_of(ranks, "rank")
-    return "\n".join([f"no steps of {who} could be timed: a script must make optimizer steps for 10 s", *lines[-30:]])

@@ -25,8 +25,8 @@ from cpudist.optimization import precision
 from cpudist.target import resolve
 
 _SHAPE = (4, 128)  # samples per rank, tokens per sample
-_WARM_UP = 3  # steps in which DDP rebuilds its buckets and memory grows
-_STEPS, _SECONDS = 8, 8.0  # measure at least so many steps and seconds; gradients are timed until step 11
+_WARM_UP = 3  # DDP rebuilds its buckets, and memory grows, in these steps.
+_STEPS, _SECONDS = 8, 8.0  # Measure at least so long. Gradients are timed until step 11.
 
 
 def step_hook(file: Path) -> Callable[..., None]:

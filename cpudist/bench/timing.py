@@ -85,7 +85,7 @@ def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
     candidates that copy little.
     """
     following = itertools.cycle(calls)
-    return lambda *arguments: next(following)(*arguments)
+    return lambda **arguments: next(following)(**arguments)
 
 
 def timed(call: Callable[[], object]) -> Candidate:

@@ -26,7 +26,6 @@ what is measured:
                 without communication, of which the others are multiples. It says what --compress is worth on
                 this network (cpudist docs slow-networks).
                 All of it needs about 6 GB of memory a rank, less with --only
-  --backend     collectives on another backend than ccl: of tensors on its device, beside gloo's of CPU tensors
 
 All candidates take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
@@ -48,7 +47,6 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("subject", choices=_SUBJECTS, metavar=f"{{{','.join(_SUBJECTS)}}}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and where they were measured")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
-    parser.add_argument("--backend", default="ccl", metavar="NAME", help="of collectives: measure this one (ccl)")
     parser.add_argument("--only", action="append", default=[], metavar="CANDIDATE", help="of hosts: compare these")
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose figures mean little")
     parser.set_defaults(every_rank=True)
@@ -71,7 +69,7 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     from cpudist.bench import between_hosts, collectives, plot, report
     from cpudist.job.job_options import JobOptions
 
-    job = api.enter(launcher, JobOptions(backend=options.backend, timeout=_TIMEOUT, from_flags=True))
+    job = api.enter(launcher, JobOptions(backend="ccl", timeout=_TIMEOUT, from_flags=True))
     world = job.world
     if world.size < 2:
         raise UserError("one rank alone does not communicate; start it as: mpirun -n 2 cpudist bench …")
@@ -106,8 +104,6 @@ def _check_options(options: argparse.Namespace) -> None:
             raise UserError("--only is for hosts; run cpudist bench hosts --only CANDIDATE")
         if unknown := sorted({*options.only} - {*CANDIDATES}):
             raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(CANDIDATES)}")
-    if options.backend != "ccl" and options.subject != "collectives":
-        raise UserError(f"bench {options.subject} is about ccl; leave --backend out, it is for collectives")
     if options.subject == "hosts" and find_spec("transformers") is None:
         raise UserError("bench hosts needs transformers; install it with: pip install 'cpudist[hf]'")
 

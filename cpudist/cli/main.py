@@ -22,7 +22,8 @@ from cpudist.errors import USER_ERROR, UserError
 from cpudist.launchers import Launcher
 from cpudist.version import __version__
 
-# Each module has HELP, DESCRIPTION, `add_options`, `run`, maybe EPILOG. Only rank 0 runs it without `every_rank`.
+# Each module has HELP, DESCRIPTION, `add_options`, `run`, maybe EPILOG. A command runs on rank 0 alone, unless its
+# parser sets `every_rank`.
 COMMANDS = {
     "run": run,
     "launch": launch,

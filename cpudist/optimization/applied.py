@@ -9,7 +9,7 @@ from cpudist import job
 from cpudist.console import say
 from cpudist.optimization import precision
 
-_dtypes: set[torch.dtype] = set()  # types that the running job's models compute in
+_dtypes: set[torch.dtype] = set()  # The models of the running job compute in these types.
 
 
 def note(names: list[str], dtype: torch.dtype) -> None:

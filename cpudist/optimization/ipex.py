@@ -69,7 +69,7 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
     # torch 2.8 warns about how its layer norm is registered; the gradients are right (tests/optimization).
     warnings.filterwarnings("ignore", "aten::layer_norm: an autograd kernel was not registered", UserWarning)
     with _quiet(), Changes() as changes:
-        for name, value in CPU_ONLY.items():  # the extension imports accelerate
+        for name, value in CPU_ONLY.items():  # because the extension imports accelerate
             changes.default_variable(name, value)
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
         # Not undone at the job's end: the kernels stay, and compiled models would get no gradients (check_not_loaded).

@@ -11,7 +11,7 @@ from cpudist.optimization import dropout, ipex, native
 from cpudist.optimization.applied import rank
 from cpudist.optimization.precision import device_type, name
 
-ONE_THREAD = "dropout on one thread"  # the record's entry if the kernel cannot be compiled
+ONE_THREAD = "dropout on one thread"  # The run record has this entry if the kernel cannot be compiled.
 
 
 def why_not_ipex(compiled: bool = False) -> str | None:

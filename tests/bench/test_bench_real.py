@@ -1,6 +1,5 @@
 """`cpudist bench` under a real launcher measures and writes all figures. Their values are not tested."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -32,19 +31,6 @@ def test_collectives_under_mpirun(tmp_path: Path) -> None:
         for timings in entry["seconds"].values():
             assert 0 < timings["spread"][0] <= timings["spread"][1]
         assert all(ratio["median"] > 0 for ratio in entry["ratios"].values())
-
-
-@pytest.mark.versions
-@pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed")
-def test_on_the_device_of_another_backend(tmp_path: Path) -> None:
-    kept = tmp_path / "xla.json"
-    words = ["bench", "collectives", "--backend", "xla", "--quick", "--json", str(kept)]
-    result = jobs.completed(jobs.mpirun(2, str(jobs.BIN / "cpudist"), *words), timeout=400)
-    assert "mpi, xla over shared_memory; oneCCL uses mpi\n" in result.stdout, result.output
-    results = json.loads(kept.read_text())["results"]
-    assert len(results) == 7
-    assert all(set(one["seconds"]) == {"xla", "gloo"} for one in results)
-    assert all(one["ratios"]["gloo/xla"]["median"] > 0 for one in results)
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from cpudist.cli import train
 
 
@@ -19,11 +17,3 @@ def test_options_before_target_and_the_rest_untouched() -> None:
     options = train._parse(train._parser(), ["--record", "r.json", "-m", "package.module", "-m", "y"])
     assert train._job_options(options).record == Path("r.json")
     assert (options.module, options.target, options.args) == (True, "package.module", ["-m", "y"])
-
-
-@pytest.mark.parametrize("words", [["--help"], ["-h"], []])
-def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.main(words) == 0
-    text = capsys.readouterr().out
-    for word in ("mpirun", "srun", "torchrun", "-m", "--record"):
-        assert word in text

@@ -32,7 +32,7 @@ class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
         return self._world.local_size
 
     def configure_single_process(self) -> None:
-        """Do nothing: for one process, `client_create_options` needs no other options."""
+        """Do nothing: one process needs no options besides those of `client_create_options`."""
 
     def client_create_options(self) -> dict[str, Any]:
         world = self._world

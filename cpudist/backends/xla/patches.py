@@ -13,6 +13,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +60,7 @@ def make_one_world(world: World, changes: Changes) -> None:
         "local_process_count": world.local_size,
         "host_index": world.node_rank,
     }
-    replace(runtime, {name: _constant(answer) for name, answer in answers.items()}, changes)
+    replace(runtime, {name: partial(int, answer) for name, answer in answers.items()}, changes)
     carried = (all_reduce, all_gather, xla_rendezvous)
     replace(xla_model, {function.__name__: function for function in carried}, changes)
     for name in vars(torch_xla._XLAC):
@@ -75,16 +76,14 @@ def make_one_world(world: World, changes: Changes) -> None:
     track_ddp_models(changes)
 
 
-def keep_new_group(changes: Changes) -> None:
-    """Restore torch's own `dist.new_group`: torch_xla's (2.8) ignores the job's timeout and uses 30 minutes."""
-    changes.attribute(dist, "new_group", distributed_c10d.new_group)
-
-
 def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
-    """Make `torch_xla.launch` and `xmp.spawn` call their function in this process, since all ranks run already.
+    """Make torch_xla's functions that start processes and groups use this job's.
 
-    Under --mesh the job is one program, and both raise `UserError`. The runtime's own functions raise too.
+    `torch_xla.launch` and `xmp.spawn` call their function in this process, since all ranks run already. Under --mesh
+    the job is one program: both raise `UserError`, and `xr.use_spmd` does nothing; without a mesh it raises if the job
+    has several ranks. `dist.new_group` is torch's own: torch_xla's (2.8) ignores the job's timeout and uses 30 minutes.
     """
+    original = runtime.use_spmd
 
     def launch(
         fn: Callable[..., Any], args: Any = (), start_method: str = "spawn", debug_single_process: bool = False
@@ -95,21 +94,16 @@ def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
         _check_devices_are_used(world, mesh, nprocs)
         fn(world.rank, *args)
 
-    replace(torch_xla, {"launch": launch}, changes)
-    replace(multiprocessing, {"spawn": spawn}, changes)
-
-
-def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
-    """Make `xr.use_spmd` do nothing under --mesh, and raise `UserError` if the job has several ranks."""
-    original = runtime.use_spmd
-
     def use_spmd(auto: bool = False) -> None:
         asked = "use_spmd(auto=True)" if auto else "use_spmd()"
         pjrt.check_one_program(asked, world.size, auto=auto, meshed=mesh)
         if not mesh:
             original(auto)
 
+    replace(torch_xla, {"launch": launch}, changes)
+    replace(multiprocessing, {"spawn": spawn}, changes)
     replace(runtime, {"use_spmd": use_spmd}, changes)
+    changes.attribute(dist, "new_group", distributed_c10d.new_group)
 
 
 def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> None:
@@ -222,10 +216,6 @@ def _check_devices_are_used(world: World, mesh: bool, processes: int | None) -> 
             f"ranks (mpirun -n {count}, torchrun --nproc-per-node={count}) with one device each, or write the script "
             "for --mesh"
         )
-
-
-def _constant(value: int) -> Callable[[], int]:
-    return lambda: value
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ _VARIABLES = ("PJRT_", "CPU_NUM_DEVICES", "GPU_NUM_DEVICES", "TPU_", "XLA_USE_SP
 _ON = ("1", "ON", "YES", "TRUE", "Y")  # values that the runtime reads as true
 
 
-_started_with: tuple[str, str, bool] | None = None  # kind of device, value of CPU_NUM_DEVICES, whether there is a mesh
+_started_with: tuple[str, str, bool] | None = None  # The runtime started with this kind, CPU_NUM_DEVICES, mesh.
 
 
 @dataclass(frozen=True)

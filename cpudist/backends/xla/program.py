@@ -65,10 +65,8 @@ class Program:
             ) from error
         if choice.kind == "cuda":
             cuda_plugin.check_autocast()
-        # These patches come after `Sharding`, which needs the runtime's own use_spmd.
+        # After `Sharding`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
-        patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
-        patches.keep_new_group(changes)
         _keep_tied(changes)
         self._compiled_before = _compiled()
 

@@ -55,7 +55,7 @@ class Sharding:
         self.mesh_text = mesh.text_of(self.sizes)
         self._show: Callable[[str], object] | None = print if options["show_sharding"] else None
         self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes) or None
-        self._placed: Any = WeakIdKeyDictionary()  # names of the divided parameters
+        self._placed: Any = WeakIdKeyDictionary()  # parameter that the mesh divides -> its name
         self._mark: Callable[..., Any] = spmd.mark_sharding
         changes.then(partial(spmd.set_global_mesh, spmd.get_global_mesh()))
         spmd.set_global_mesh(self.mesh)
@@ -118,7 +118,7 @@ class Sharding:
         if self._batch is None or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
             return
         if value.shape[0] == 1 or (not training and value.shape[0] % partition.parts(self._batch, self.sizes)):
-            return  # one value for all samples, or an incomplete batch of an evaluation: every device has all of it
+            return  # Every device has a copy: it is one value for all samples, or the last batch of an evaluation.
         self._place("a batch", value, partition.spec_of_batch(value.shape, self._batch, self.sizes))
 
 
@@ -128,7 +128,7 @@ _is_one_program = False  # SPMD mode stays on until the process ends
 def _become_one_program() -> None:
     """Turn on the runtime's SPMD mode. This is possible only once, before the first tensor."""
     global _is_one_program
-    if _is_one_program:  # an earlier job has turned it on, and removed this variable at its end
+    if _is_one_program:  # An earlier job turned it on, and unset this variable at its end.
         os.environ["XLA_USE_SPMD"] = "1"
     else:
         runtime.use_spmd()

@@ -49,20 +49,16 @@ class XlaBackend(Backend):
         self.configure()
 
     @property
-    def _program(self) -> Program | None:
-        return self.devices.program
-
-    @property
     def _sharding(self) -> Sharding | None:
-        return None if self._program is None else self._program.sharding
+        return None if self.devices.program is None else self.devices.program.sharding
 
     @property
     def _host(self) -> ProcessGroupBackend | None:
-        return None if self._program is None else self._program.host
+        return None if self.devices.program is None else self.devices.program.host
 
     @property
     def _through_host(self) -> bool:
-        return self._program is not None and self._program.through_host
+        return self.devices.program is not None and self.devices.program.through_host
 
     def unavailable(self) -> str | None:
         return pjrt.unusable(self.configured["device"], os.environ)
@@ -72,11 +68,11 @@ class XlaBackend(Backend):
 
         from cpudist.backends.process_group import bound_new_groups
 
-        first = self._program is None  # a script may destroy its process group and create another one
+        first = self.devices.program is None  # A script may destroy its process group and create another one.
         bound_new_groups(timeout)
         limit = timedelta(seconds=timeout)
         try:
-            program = self.devices.program = self._program or self._make_program(world, store, timeout)
+            program = self.devices.program = self.devices.program or self._make_program(world, store, timeout)
             name = program.group_name()
             dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
         except BaseException:
@@ -115,7 +111,7 @@ class XlaBackend(Backend):
 
             xla_model.broadcast_master_param(model)
         wrapped = DistributedDataParallel(model, **{**self.ddp_options(), **options})
-        if get_world_size() == 1:  # useless buckets would take a tenth of a small step
+        if get_world_size() == 1:  # Copying gradients into buckets would take a tenth of a small step.
             wrapped.require_backward_grad_sync = False
         return wrapped
 
@@ -129,7 +125,7 @@ class XlaBackend(Backend):
         return super().mean(tensor)
 
     def set_timeout(self, seconds: float) -> None:
-        if self._host is None:  # a mesh has only one process, which waits for nobody
+        if self._host is None:  # a mesh has one process, so no call waits for another
             return
         import torch.distributed as dist
 
@@ -143,7 +139,7 @@ class XlaBackend(Backend):
     def transport(self) -> str | None:
         if self._host is not None and self._through_host:
             return self._host.transport()
-        return None if self._program is None else "pjrt"
+        return None if self.devices.program is None else "pjrt"
 
     def calls(self) -> Calls | None:
         return None if self._host is None else self._host.calls()
@@ -151,7 +147,10 @@ class XlaBackend(Backend):
     def details(self) -> dict[str, Any]:
         import torch_xla
 
-        return {"torch_xla": torch_xla.__version__, **(self._program.details() if self._program is not None else {})}
+        return {
+            "torch_xla": torch_xla.__version__,
+            **(self.devices.program.details() if self.devices.program is not None else {}),
+        }
 
     def communication_seconds(self) -> float | None:
         return self._host.communication_seconds() if self._host is not None and self._through_host else None

@@ -42,7 +42,7 @@ class TwoSidedGroup(dist.ProcessGroup):
         """Return the name of both sides together."""
         return "xla"
 
-    def _set_group_name(self, name: str) -> None:  # torch's own method needs the group's backends; there are none
+    def _set_group_name(self, name: str) -> None:  # torch's own method fails: this group has no backends
         self._name = name
 
     @property
@@ -83,14 +83,14 @@ class ThroughHost:
 
         def through_host(*args: Any) -> Any:
             targets = _tensors([args[position] for position in written])
-            if written == read and self._host.size() == 1:  # nothing changes, so the device need not compute them yet
+            if written == read and self._host.size() == 1:  # One rank changes nothing; compute later.
                 return done(targets)
             sources = _tensors([args[position] for position in read])
             copies = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in targets}
             if sources:
                 copies.update(zip(map(id, sources), fetch(sources), strict=True))
             work = call(*tree_map_only(torch.Tensor, lambda tensor: copies[id(tensor)], args))
-            if not targets:  # a send: do not wait, because the receiver may send first
+            if not targets:  # Do not wait for a send: the receiver may send first.
                 return work
             work.wait()
             put(targets, [copies[id(tensor)] for tensor in targets])

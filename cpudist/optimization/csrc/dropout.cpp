@@ -15,9 +15,9 @@ namespace cpudist {
 
 using at::Tensor;
 
-constexpr int64_t kFew = 1024;  // elements; torch's own dropout is as fast for fewer
-// While a thread includes this key, all of torch's functions, such as attention, draw here, as they compute in another
-// type under autocast's key. torch keeps the key for other libraries.
+constexpr int64_t kFew = 1024;  // Below this number of elements torch's own dropout is as fast.
+// While a thread includes this dispatch key, aten::dropout has the kernel below, also within torch's attention. Autocast
+// replaces operators in the same way. torch reserves this key for other libraries.
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
 // Multiplies `input` by masks and by 1 / (1 - p). The shape of `seeds` is the first part of the shape of `input`: each
@@ -64,7 +64,7 @@ struct Masked : torch::autograd::Function<Masked> {
 Tensor masked_with_gradient(const Tensor& input, const Tensor& seeds, double p) {
   const bool transformed = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
   if (!transformed && !input._fw_grad(0).defined()) return Masked::apply(input, seeds, p);
-  // A C++ autograd function has no forward derivative and is not for torch.func; a product with the mask has all of it.
+  // A C++ autograd function has no forward derivative and does not work in torch.func; a product with the mask does.
   const auto mask = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return masked(at::ones_like(input), seeds, p);
@@ -89,18 +89,18 @@ Tensor masked_of_examples(const Tensor& input, const Tensor& seeds, double p) {
   return at::functorch::makeBatched(masked(with_examples(input), with_examples(seeds), p), 0, level);
 }
 
-// Whether the masks of a tensor are drawn here: no compiler, subclass in Python, or nested tensor sees to them itself.
-bool is_drawn(const Tensor& input) {
+// Returns whether the kernel supports a tensor. Compilers, Python subclasses and nested tensors have torch's dropout.
+bool is_supported(const Tensor& input) {
   const auto* tensor = input.unsafeGetTensorImpl();
   const bool plain = input.is_cpu() && input.layout() == at::kStrided && !input.is_nested();
   const bool of_python = tensor->is_python_dispatch() || tensor->has_symbolic_sizes_strides();
   return plain && !of_python && (input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16);
 }
 
-// torch.dropout, by the next number of torch's generator.
+// torch.dropout; the seed is the next number of torch's generator.
 Tensor dropout(const Tensor& input, double p, bool train) {
   const c10::impl::ExcludeDispatchKeyGuard torchs(kKey);
-  if (!train || !(p > 0 && p < 1) || !is_drawn(input) || input.numel() < kFew) return at::dropout(input, p, train);
+  if (!train || !(p > 0 && p < 1) || !is_supported(input) || input.numel() < kFew) return at::dropout(input, p, train);
   const Tensor seed = at::randint(std::numeric_limits<int64_t>::max(), {}, at::kLong);
   if (input.is_contiguous()) return masked(input, seed, p);
   // Elements are taken in the order of memory, and the result has the same.
@@ -120,7 +120,7 @@ TORCH_LIBRARY(cpudist, library) {
 TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_on_cpu); }
 TORCH_LIBRARY_IMPL(cpudist, Autograd, library) { library.impl("masked", masked_with_gradient); }
 TORCH_LIBRARY_IMPL(cpudist, FuncTorchBatched, library) { library.impl("masked", masked_of_examples); }
-// Without this, the operator is called outside vmap, or once for each example.
+// Without this kernel, vmap would call the operator outside vmap, or once for each example.
 TORCH_LIBRARY_IMPL(cpudist, FuncTorchVmapMode, library) { library.impl("dropout", dropout); }
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) { library.impl("dropout", dropout); }
