@@ -86,6 +86,7 @@ class Job:
         self.statuses = context.statuses
         self.record = RunRecord(self)
         self.communication = Communication(backend, self.world, self.record)
+        self.communication.follow_ddp(self.changes)
         if options.compress is not None:
             self.communication.set_compression(options.compress, options.written("compress"))
         self.record.note_network(context.rendezvous.host)

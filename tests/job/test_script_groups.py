@@ -30,7 +30,10 @@ _ENV = {"WORLD_SIZE": "5", "RANK": "3"}
         ({"backend": "cuda:nccl"}, ""),
         ({"backend": "undefined", "init_method": "tcp://h:1?rank=0&world_size=1"}, ""),
         ({"backend": "gloo", "timeout": timedelta(seconds=77), "store": dist.HashStore()}, ""),
-        ({"backend": "nccl"}, "the backend nccl, but the job runs on gloo; [^,]*$"),
+        (
+            {"backend": "nccl"},
+            "the backend nccl, but the job runs on gloo; give --backend gloo to stay on it$",
+        ),
         ({"backend": "cpu:ccl"}, "the backend ccl, but the job runs on gloo;.* or --backend ccl for the script's$"),
         ({"world_size": 2, "rank": 0}, "world size 2, but in this job it is 1;"),
         ({"world_size": 1, "rank": 1}, "rank 1, but in this job it is 0;"),
@@ -109,11 +112,18 @@ def test_a_model_gets_its_own_compression_or_the_jobs(
     rank: int, nodes: int, asked: str | None, default: str | None, schemes: list[str], recorded: str, said: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(communication, "choose_later", lambda model, chosen: chosen("bf16", "a reason"))
+    model, watched = torch.nn.Linear(1, 1), list[Any]()
+
+    def choose(model: torch.nn.Module, chosen: Any) -> None:
+        watched.append(model)
+        chosen("bf16", "a reason")
+
+    monkeypatch.setattr(communication, "choose_later", choose)
     backend, record = _Compressing(), SimpleNamespace(compression=None)
     ours = Communication(backend, World(rank, 2, rank, 2, 0, nodes, "test"), record)
     if default:
         ours.set_compression(default, "")
-    ours.compress(torch.nn.Linear(1, 1), ours.applicable(asked))
+    ours.wrap(lambda: model, ours.applicable(asked))
     assert (backend.schemes, record.compression) == (schemes, recorded)
     assert capsys.readouterr().err.startswith(f"cpudist: {said}" if said else "")
+    assert watched == ([model] if asked == "auto" and nodes > 1 else [])
