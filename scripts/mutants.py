@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _SURVIVORS = ROOT / "tests" / "survivors.txt"
 _ENOUGH = 0.85
 _SURVIVED = (0, 5, 33)  # mutmut's codes: the tests passed, or no test runs the code
+_TIMED_OUT = (-24, 24, 36, 152, 255)
 
 # Left as they are: messages, whose sentences tests do not compare.
 _SETTINGS = """
@@ -35,13 +36,13 @@ pytest_add_cli_args_test_selection = {tests}
 pytest_add_cli_args = {arguments}
 process_isolation = "forkserver"
 timeout_multiplier = 5.0
-timeout_constant = 3.0
+timeout_constant = 20.0
 debug = true
 do_not_mutate_patterns = ['^\\s*raise \\w', '^\\s*(say|warn|print)\\(']
 """
 
 # A plugin of pytest that every Python process of a test imports, too: mutmut itself learns only from pytest's process
-# which functions a test has called. Tests that start no process run first.
+# which functions a test has called. Tests that start no process run first; those that fork ranks always run.
 _PLUGIN = """
 import os
 
@@ -69,7 +70,9 @@ def pytest_runtest_teardown():
         os.unlink(_CALLS)
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.get_closest_marker("job") is not None)
+    jobs = [item for item in items if item.get_closest_marker("job")]
+    kept = [item for item in jobs if os.environ["CPUDIST_MUTANTS_JOBS"] or hasattr(item.module, "fork_ranks")]
+    items[:] = [*(item for item in items if item not in jobs), *kept]
 """
 
 
@@ -98,6 +101,7 @@ def main() -> None:
             "import os\nif os.environ.get('MUTANT_UNDER_TEST') == 'stats':\n    import called\n"
         )
         os.environ["PYTHONPATH"] = os.path.join(os.getcwd(), "mutants")
+        os.environ["CPUDIST_MUTANTS_JOBS"] = "1" if options.jobs else ""
         os.environ["CPUDIST_MUTANTS_CALLS"] = os.path.join(os.getcwd(), "calls.txt")
         # The store's process runs in Python's isolated mode, without the environment's packages.
         for found in Path(sysconfig.get_path("purelib")).glob("mutmut*"):
@@ -122,7 +126,7 @@ def _report(module: str, options: argparse.Namespace) -> bool:
         modules=modules,
         others=[name for name in os.listdir() if name not in ("cpudist", "mutants")],
         tests=tests,
-        arguments=["-p", "no:cacheprovider", "-p", "called", *([] if options.jobs else ["-m", "not job"])],
+        arguments=["-p", "no:cacheprovider", "-p", "called"],
     )
     Path("pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
     names = sorted(name for path in modules for name in _mutants(path))
@@ -148,7 +152,11 @@ def _report(module: str, options: argparse.Namespace) -> bool:
         else:
             print(f"\n{function}{'' if codes[name] == 0 else ': no test runs it'}", *diff, sep="\n")
     killed, all_ = len(names) - len(survivors), len(names)
-    print(f"\n== {module}: {killed} of {all_} killed, {killed / all_:.0%}; {accepted} may survive", flush=True)
+    late = sum(codes[name] in _TIMED_OUT for name in names)
+    print(
+        f"\n== {module}: {killed} of {all_} killed ({late} by time), {killed / all_:.0%}; {accepted} may survive",
+        flush=True,
+    )
     return killed + accepted >= _ENOUGH * all_
 
 

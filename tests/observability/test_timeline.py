@@ -282,3 +282,13 @@ def test_operators_are_named_where_torch_calls_them() -> None:
     lines = report(list(_events()), names)
     assert lines[1] == "waiting for rank 1 (h1) 10 %, for others 0 %"
     assert lines[2:4] == ["aten::linear 40 %", "aten::add_ 19 %"]
+
+
+def test_a_rank_alone_waits_for_none_and_moments_without_steps_do_not_count() -> None:
+    events = [span(3, 0, "step 0", 1000, 1040), span(3, 0, "step 2", 1060, 1100), span(3, 5, "aten::mm", 990, 1020)]
+    assert report(events, {3: "rank 3 (h0)"}) == [
+        "Python and others 75 %, computing 25 %, communicating 0 %, loading data 0 %, optimizer 0 %, waiting 0 %",
+        "waiting for rank 3 (h0) 0 %, for others 0 %",
+        "aten::mm 38 %",
+        "try first: larger batches",
+    ]
