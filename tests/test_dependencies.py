@@ -84,7 +84,8 @@ def test_the_base_does_not_need_hugging_face() -> None:
 def _make_environment(folder: Path) -> None:
     """Make an environment of links to this one's packages: those of cpudist[build] and no other."""
     venv.create(folder, with_pip=False)
-    for package in (distribution("cpudist"), *_needed(_BASE + _EXTRAS["build"]).values()):
+    installed = next(iter(distributions(name="cpudist", path=[str(_SITE)])))  # not the checkout's egg-info
+    for package in (installed, *_needed(_BASE + _EXTRAS["build"]).values()):
         for file in package.files or []:
             source = Path(os.path.normpath(str(package.locate_file(file))))
             if source.is_relative_to(_SITE):  # a folder of the package as a whole

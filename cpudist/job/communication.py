@@ -94,7 +94,6 @@ class Communication:
 
     def _compress(self, model: torch.nn.Module, scheme: str | None) -> None:
         scheme = scheme or self.compression or NONE
-        self._record.note_gradients_of(model)
         self._record.compression = scheme
         if self.world.node_count > 1:
             self._backend.compress(model, scheme)
@@ -111,7 +110,6 @@ class Communication:
         def chosen(scheme: str, why: str) -> None:
             self._backend.compress(model, scheme)
             self._record.compression = scheme
-            self._record.note_gradients_of(model)
             if why and self.world.rank == 0:
                 say(f"compression by auto takes {scheme}: {why}")
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.job
 PROGRAM = """
 import cpudist, sys
 try:
-    cpudist.init("gloo", timeout=30)
+    cpudist.init("gloo", timeout=80)
 except cpudist.UserError as error:
     sys.exit(f"refused: {error}")
 cpudist.shutdown()

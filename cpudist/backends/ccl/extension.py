@@ -6,7 +6,6 @@ oneCCL takes its settings from the environment when it starts. The user's own se
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -21,13 +20,11 @@ from cpudist.backends.ccl.toolchain import find_libraries
 from cpudist.changes import Changes
 from cpudist.console import end_now
 from cpudist.errors import UserError
-from cpudist.waiting import bounded
+from cpudist.rendezvous import mpi
 
 Transport = Literal["mpi", "ofi"]
 
-_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE in the ABI of MPICH and Intel MPI
 _START_SECONDS = 300.0  # Time limit of MPI_Init, which waits for the other ranks.
-_FINALIZE_SECONDS = 60.0  # Time limit of MPI_Finalize, which waits for the other ranks.
 # With more than two hosts, MPI's own sums make several hosts send to one at once, and a slow network drops packets. At
 # 100 Mbit/s three hosts reach 0.5 of the rate and four 0.8, rings 0.95. Small sums are slower in rings.
 _RINGS = "direct:0-262143;ring:262144-max"
@@ -41,7 +38,7 @@ def load() -> Any:
         UserError: it cannot be compiled or loaded; the message names the remedy.
     """
     path = ensure_built()
-    transport = apply_settings()
+    chosen = apply_settings()
     loader = ExtensionFileLoader("cpudist_ccl", str(path))
     spec = spec_from_file_location("cpudist_ccl", path, loader=loader)
     assert spec is not None
@@ -52,9 +49,10 @@ def load() -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
-    if transport == "mpi":
-        _start_mpi()
-    module.transport = transport  # type: ignore[attr-defined]
+    if chosen == "mpi":
+        # Otherwise oneCCL would initialise MPI, and finalise it with the last communicator; no group could follow.
+        mpi.initialise(_START_SECONDS, str(find_libraries() / "libmpi.so.12"))
+    module.transport = chosen  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
     atexit.register(_leave, module)
     # A forked child is no rank of the job, and the module's own fork handler has closed the module there.
@@ -81,14 +79,14 @@ def start(chosen: str | None, hosts: int) -> None:
 
 def apply_settings() -> Transport:
     """Set oneCCL's variables that the user has not set, and return the transport; oneCCL reads them when it starts."""
-    transport = choose_transport()
-    for name, value in settings(transport).items():
+    chosen = transport()
+    for name, value in settings(chosen).items():
         os.environ.setdefault(name, value)
-    os.environ["CCL_ATL_TRANSPORT"] = transport  # overwrites the value that a rank's child has inherited
-    return transport
+    os.environ["CCL_ATL_TRANSPORT"] = chosen  # overwrites the value that a rank's child has inherited
+    return chosen
 
 
-def choose_transport() -> Transport:
+def transport() -> Transport:
     """Choose oneCCL's transport: MPI if the launcher has created an MPI world that oneCCL can join, otherwise OFI.
 
     oneCCL needs the MPICH ABI (Intel MPI, MPICH), not Open MPI's; without it oneCCL uses libfabric (OFI). The launcher
@@ -113,10 +111,10 @@ def _in_mpi_world(variables: Mapping[str, str]) -> bool:
     return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
 
 
-def settings(transport: Transport) -> dict[str, str]:
+def settings(chosen: Transport) -> dict[str, str]:
     """Return the environment variables of oneCCL's settings."""
     return {
-        "CCL_ATL_TRANSPORT": transport,
+        "CCL_ATL_TRANSPORT": chosen,
         # Turn off oneCCL's polling thread: it slows down a computing core, and over OFI a small allreduce takes 8 ms
         # instead of 24 us. csrc/engine.hpp makes progress instead.
         "CCL_WORKER_OFFLOAD": "0",
@@ -128,60 +126,15 @@ def settings(transport: Transport) -> dict[str, str]:
     }
 
 
-def _start_mpi() -> None:
-    """Initialise MPI, unless a job or mpi4py has done it.
-
-    If oneCCL initialised MPI, it would finalize it with the last communicator. MPI can be initialised only once in a
-    process, so no group could be created after that.
-    """
-    mpi = _loaded_mpi() or ctypes.CDLL(str(find_libraries() / "libmpi.so.12"), mode=ctypes.RTLD_GLOBAL)
-    started, provided = ctypes.c_int(), ctypes.c_int()
-    mpi.MPI_Initialized(ctypes.byref(started))
-    if not started.value:
-        with bounded("MPI_Init", _START_SECONDS):
-            mpi.MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
-    rank_process.mark()
-
-
 def _leave(module: Any) -> None:
     """Shut oneCCL down at exit. After a failure exit at once, as oneCCL's destructors would wait for lost peers."""
     import torch.distributed as dist
 
     if not module.usable():
         end_now(1)
-    # After an uncaught exception MPI is not finalized, so that the launcher reports a crash and ends the other ranks.
-    failed = getattr(sys, "last_value", None) is not None
-    if not failed:
+    if getattr(sys, "last_value", None) is None:  # no uncaught exception
         module.drain()
         if dist.is_initialized():
             dist.destroy_process_group()
         module.drain()
     module.close()
-    if not failed and module.transport == "mpi":
-        _finalize_mpi()
-
-
-def _finalize_mpi() -> None:
-    """Finalize MPI if `_start_mpi` has initialised it.
-
-    A rank that exits without MPI_Finalize is reported as crashed by its launcher.
-    """
-    if getattr(getattr(sys.modules.get("mpi4py"), "rc", None), "finalize", None) is not None:
-        return  # mpi4py finalizes MPI, or the code that has set rc.finalize (rendezvous/mpi.py)
-    mpi = _loaded_mpi()
-    if mpi is None:
-        return
-    started, ended = ctypes.c_int(), ctypes.c_int()
-    mpi.MPI_Initialized(ctypes.byref(started))
-    mpi.MPI_Finalized(ctypes.byref(ended))
-    if started.value and not ended.value:
-        with bounded("MPI_Finalize", _FINALIZE_SECONDS):
-            mpi.MPI_Finalize()
-
-
-def _loaded_mpi() -> ctypes.CDLL | None:
-    """Return the MPI library that this process has loaded; None if there is none."""
-    try:
-        return ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
-    except OSError:
-        return None

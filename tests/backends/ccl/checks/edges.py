@@ -12,7 +12,7 @@ from program import leave, run_checks
 
 import cpudist
 
-world = cpudist.init("ccl", timeout=20)
+world = cpudist.init("ccl", timeout=120)
 TOTAL = sum(range(world.size))
 MB = 1 << 20
 

@@ -26,7 +26,7 @@ def check_sum(size: int, count: int = 3, group: dist.ProcessGroup | None = None)
 
 def send() -> None:
     """Rank 0 has left before rank 1 asks for what it sent, which is too large to be underway already."""
-    world = cpudist.init("ccl", timeout=20)
+    world = cpudist.init("ccl", timeout=120)
     if world.rank == 0:
         dist.isend(torch.ones(10_000_000), 1)
     elif world.rank == 1:
@@ -40,7 +40,7 @@ def send() -> None:
 
 def fork() -> None:
     """A child that ends as any program does, and one that raises: the parent's job goes on."""
-    world = cpudist.init("ccl", timeout=20)
+    world = cpudist.init("ccl", timeout=120)
     check_sum(world.size)
     for fail in (False, True):
         child = os.fork()
@@ -109,7 +109,7 @@ def abort_waiting() -> None:
 
 def abort_idle() -> None:
     """Abort groups without calls under way: the peers take no part, and new groups can be made."""
-    world = cpudist.init("ccl", timeout=30)
+    world = cpudist.init("ccl", timeout=120)
     group = dist.new_group()
     check_sum(world.size, group=group)
     if world.rank == 0:

@@ -12,7 +12,7 @@ import cpudist
 from cpudist import job
 from cpudist.waiting import poll
 
-world = cpudist.init("ccl", timeout=20)
+world = cpudist.init("ccl", timeout=120)
 TOTAL = sum(range(world.size))
 OTHER = dist.new_group()
 MB = 1 << 20

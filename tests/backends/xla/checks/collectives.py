@@ -25,7 +25,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "xla.md").read_text()
 REFUSED = set(re.findall(r"`(\w+)`", re.search(r"^\| refused\b[^|]*\|([^|]*)", PAGE, re.MULTILINE)[1]))
 if "gloo" in sys.argv:
     CclBackend.unavailable = lambda self: None if os.environ.get("PMI_RANK") == "0" else "no compiler"
-world = cpudist.init("xla", timeout=30)
+world = cpudist.init("xla", timeout=120)
 DEVICE = world.device
 
 
