@@ -70,13 +70,14 @@ def main() -> None:
                 subprocess.run(words, check=True, timeout=1000, stdout=sys.stderr)
                 runs[name, ranks] = torch.load(output)
     shown = [step for step in _SHOWN if step <= options.steps]
-    print(" " * 18 + "".join(f"step {step:<9}" for step in shown) + "losses that are torchrun's bit for bit")
+    print(" " * 18 + "".join(f"step {step:<7}" for step in shown) + "largest     torchrun's bit for bit")
     for dtype, one in runs["cpudist", 1].items():
         for ranks in (2, 3):
             losses, torchruns = runs["cpudist", ranks][dtype], runs["torchrun", ranks][dtype]
-            relative = "".join(f"{abs(losses[step - 1] / one[step - 1] - 1):<14.1e}" for step in shown)
-            equal = sum(a == b for a, b in zip(losses, torchruns, strict=True))
-            print(f"{dtype}, {ranks} ranks".ljust(18) + relative + f"{equal} of {options.steps}")
+            relative = [abs(loss / other - 1) for loss, other in zip(losses, one, strict=True)]
+            columns = "".join(f"{value:<12.1e}" for value in [*(relative[step - 1] for step in shown), max(relative)])
+            equal = sum(loss == other for loss, other in zip(losses, torchruns, strict=True))
+            print(f"{dtype}, {ranks} ranks".ljust(18) + columns + f"{equal} of {options.steps}")
 
 
 if __name__ == "__main__":
