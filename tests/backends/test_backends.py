@@ -173,14 +173,14 @@ def test_a_failing_compiler_leaves_a_log_and_no_binary(monkeypatch: pytest.Monke
 
 
 def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extension.choose_transport() == "ofi"
+    assert extension.transport() == "ofi"
     for name, value in INTEL_MPI.items():
         monkeypatch.setenv(name, value)
-    assert extension.choose_transport() == "mpi"
+    assert extension.transport() == "mpi"
     monkeypatch.setenv("WORLD_SIZE", "4")  # processes that a rank has spawned
-    assert extension.choose_transport() == "ofi"
+    assert extension.transport() == "ofi"
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
-    assert extension.choose_transport() == "mpi", "what the user has set stays"
+    assert extension.transport() == "mpi", "what the user has set stays"
 
 
 def test_only_import_statements_of_the_users_code_find_intels_binding(

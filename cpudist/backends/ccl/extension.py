@@ -6,6 +6,7 @@ oneCCL takes its settings from the environment when it starts. The user's own se
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, Literal
 
 from cpudist import launchers, rank_process
@@ -25,7 +27,9 @@ from cpudist.waiting import bounded
 
 Transport = Literal["mpi", "ofi"]
 
-_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE in the ABI of MPICH and Intel MPI
+_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE of MPICH, Intel MPI and Open MPI
+# File names of the MPI libraries: MPICH's ABI, Open MPI, and the standard ABI of MPI 5.
+_MPI_LIBRARIES = ("libmpi.so.12", "libmpi.so.40", "libmpi_abi.so.1")
 _START_SECONDS = 300.0  # Time limit of MPI_Init, which waits for the other ranks.
 _FINALIZE_SECONDS = 60.0  # Time limit of MPI_Finalize, which waits for the other ranks.
 # With more than two hosts, MPI's own sums make several hosts send to one at once, and a slow network drops packets. At
@@ -41,7 +45,7 @@ def load() -> Any:
         UserError: it cannot be compiled or loaded; the message names the remedy.
     """
     path = ensure_built()
-    transport = apply_settings()
+    chosen = apply_settings()
     loader = ExtensionFileLoader("cpudist_ccl", str(path))
     spec = spec_from_file_location("cpudist_ccl", path, loader=loader)
     assert spec is not None
@@ -52,9 +56,9 @@ def load() -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
-    if transport == "mpi":
-        _start_mpi()
-    module.transport = transport  # type: ignore[attr-defined]
+    if chosen == "mpi":
+        _start_mpi(str(find_libraries() / "libmpi.so.12"))
+    module.transport = chosen  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
     atexit.register(_leave, module)
     # A forked child is no rank of the job, and the module's own fork handler has closed the module there.
@@ -79,16 +83,32 @@ def start(chosen: str | None, hosts: int) -> None:
             module.start()
 
 
+def start_mpi() -> None:
+    """Let MPI carry the messages of groups instead of oneCCL, by the launcher's own library.
+
+    Raises:
+        UserError: the launcher has not created an MPI world.
+    """
+    module = load()
+    launcher = launchers.detect()
+    rendezvous = launcher.rendezvous()
+    if not isinstance(rendezvous, launchers.OverMpi):
+        raise UserError(f"CPUDIST_TRANSPORT=mpi needs ranks that mpirun has started, not {launcher.name}; unset it")
+    module.use_mpi(_start_mpi(rendezvous.library or str(find_libraries() / "libmpi.so.12")))
+    module.transport = "mpi"
+    module.sums = ""
+
+
 def apply_settings() -> Transport:
     """Set oneCCL's variables that the user has not set, and return the transport; oneCCL reads them when it starts."""
-    transport = choose_transport()
-    for name, value in settings(transport).items():
+    chosen = transport()
+    for name, value in settings(chosen).items():
         os.environ.setdefault(name, value)
-    os.environ["CCL_ATL_TRANSPORT"] = transport  # overwrites the value that a rank's child has inherited
-    return transport
+    os.environ["CCL_ATL_TRANSPORT"] = chosen  # overwrites the value that a rank's child has inherited
+    return chosen
 
 
-def choose_transport() -> Transport:
+def transport() -> Transport:
     """Choose oneCCL's transport: MPI if the launcher has created an MPI world that oneCCL can join, otherwise OFI.
 
     oneCCL needs the MPICH ABI (Intel MPI, MPICH), not Open MPI's; without it oneCCL uses libfabric (OFI). The launcher
@@ -113,10 +133,10 @@ def _in_mpi_world(variables: Mapping[str, str]) -> bool:
     return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
 
 
-def settings(transport: Transport) -> dict[str, str]:
+def settings(chosen: Transport) -> dict[str, str]:
     """Return the environment variables of oneCCL's settings."""
     return {
-        "CCL_ATL_TRANSPORT": transport,
+        "CCL_ATL_TRANSPORT": chosen,
         # Turn off oneCCL's polling thread: it slows down a computing core, and over OFI a small allreduce takes 8 ms
         # instead of 24 us. csrc/engine.hpp makes progress instead.
         "CCL_WORKER_OFFLOAD": "0",
@@ -128,19 +148,20 @@ def settings(transport: Transport) -> dict[str, str]:
     }
 
 
-def _start_mpi() -> None:
-    """Initialise MPI, unless a job or mpi4py has done it.
+def _start_mpi(library: str) -> str:
+    """Initialise MPI, unless a job or mpi4py has done it, and return the file name of its library.
 
     If oneCCL initialised MPI, it would finalize it with the last communicator. MPI can be initialised only once in a
     process, so no group could be created after that.
     """
-    mpi = _loaded_mpi() or ctypes.CDLL(str(find_libraries() / "libmpi.so.12"), mode=ctypes.RTLD_GLOBAL)
+    mpi = _loaded_mpi() or ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     started, provided = ctypes.c_int(), ctypes.c_int()
     mpi.MPI_Initialized(ctypes.byref(started))
     if not started.value:
         with bounded("MPI_Init", _START_SECONDS):
             mpi.MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
     rank_process.mark()
+    return Path(mpi._name).name
 
 
 def _leave(module: Any) -> None:
@@ -181,7 +202,7 @@ def _finalize_mpi() -> None:
 
 def _loaded_mpi() -> ctypes.CDLL | None:
     """Return the MPI library that this process has loaded; None if there is none."""
-    try:
-        return ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
-    except OSError:
-        return None
+    for name in _MPI_LIBRARIES:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+    return None
