@@ -96,7 +96,6 @@ def start_mpi() -> None:
         raise UserError(f"CPUDIST_TRANSPORT=mpi needs ranks that mpirun has started, not {launcher.name}; unset it")
     module.use_mpi(_start_mpi(rendezvous.library or str(find_libraries() / "libmpi.so.12")))
     module.transport = "mpi"
-    module.sums = ""
 
 
 def apply_settings() -> Transport:

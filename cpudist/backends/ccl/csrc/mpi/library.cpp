@@ -73,6 +73,8 @@ void use(const std::string& file) {
   symbols.find("MPI_Test", found.test);
   symbols.find("MPI_Error_string", found.error_string);
   used = found;
+  // MPICH reports some errors of a request to the world's handler, which ends the process by default.
+  check(found.comm_set_errhandler(found.world, found.errors_return));
 }
 
 const Library& library() {
@@ -85,7 +87,8 @@ void check(int status) {
   char text[1024] = "";  // longer than MPI_MAX_ERROR_STRING of any MPI
   int length = 0;
   library().error_string(status, text, &length);
-  throw TransportError("MPI: " + std::string(text));
+  const std::string words(text);
+  throw TransportError("MPI: " + words.substr(0, words.find_first_of(",\n")));
 }
 
 }  // namespace cpudist::mpi
