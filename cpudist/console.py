@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import NoReturn
 
@@ -32,28 +31,6 @@ def say(line: str, program: str = "cpudist") -> None:
     A standard error that is closed or full is ignored.
     """
     _write(f"{program}: {line}\n")
-
-
-@contextmanager
-def counted_seconds() -> Iterator[None]:
-    """Show on a terminal the seconds that the block has taken so far; nothing in a file or a pipe."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield
-        return
-    begin, ended = time.monotonic(), threading.Event()
-
-    def count() -> None:
-        while not ended.wait(1):
-            _write(f"\r{time.monotonic() - begin:.0f} s")
-        _write("\r\033[K")
-
-    counting = threading.Thread(target=count, daemon=True)
-    counting.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        counting.join()
 
 
 def show_lines_at_once() -> None:
@@ -120,6 +97,13 @@ def names_of(hosts: Iterable[str]) -> str:
 def duration(seconds: float) -> str:
     """Return a time, such as ``4.1 s``, or ``0:01:30`` from one minute on."""
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+
+
+def option(name: str, value: str = "") -> str:
+    """Return an option as a user gives it: ``--backend gloo``, or ``notebook_launcher(…, backend="gloo")`` there."""
+    if "CPUDIST_NOTEBOOK" in os.environ:  # of launchers/notebook.py
+        return f"notebook_launcher(…, {name}={json.dumps(value) if value else '…'})"
+    return f"--{name.replace('_', '-')} {value}".rstrip()
 
 
 def one_line(text: str) -> str:

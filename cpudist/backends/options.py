@@ -46,7 +46,7 @@ def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, 
     known = {option.name: option for option in options}
     values = {name: value for name, value in values.items() if value is not None}
     if unknown := [Option(name, "").flag for name in values if name not in known]:
-        raise UserError(f"the backend {backend} takes no {', '.join(unknown)}; leave it out, or name another --backend")
+        raise UserError(f"the backend {backend} takes no {', '.join(unknown)}; leave it out, or name another backend")
     for name, value in values.items():
         choices = known[name].choices
         needed = known[name].needs

@@ -16,7 +16,9 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
+from cpudist.backends.ddp_waits import DdpWaits
 from cpudist.backends.interface import Backend
+from cpudist.console import option
 from cpudist.errors import UserError
 from cpudist.on_import import after_import
 
@@ -44,6 +46,7 @@ class ProcessGroupBackend(Backend):
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
     _powersgd: Any = None  # state of torch's PowerSGD hook
+    _ddp_waits: DdpWaits | None = None
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         bound_new_groups(timeout)
@@ -56,6 +59,8 @@ class ProcessGroupBackend(Backend):
         )
 
     def change_libraries(self, changes: Changes) -> None:
+        self._ddp_waits = DdpWaits()
+        changes.then(self._ddp_waits.watch_all().remove)
         # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)
@@ -97,6 +102,10 @@ class ProcessGroupBackend(Backend):
             return None
         return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
 
+    def communication_seconds(self) -> float | None:
+        """Return the waits in DDP's backward passes; None without DDP: c10d does not count the others."""
+        return None if self._ddp_waits is None else self._ddp_waits.seconds()
+
     def ddp_options(self) -> dict[str, Any]:
         return {"gradient_as_bucket_view": True}  # otherwise each gradient is copied once more (docs/performance.md)
 
@@ -115,7 +124,7 @@ class ProcessGroupBackend(Backend):
         if not hasattr(group, "set_timeout"):  # gloo before torch 2.9 accepts a new timeout, but keeps the old one
             raise UserError(
                 f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
-                f"give cpudist-train --timeout {seconds:g} where the script says ddp_timeout"
+                f"give {option('timeout')} instead of {seconds:g} in the script"
             )
         group.set_timeout(timedelta(seconds=seconds))
 

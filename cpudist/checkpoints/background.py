@@ -51,17 +51,12 @@ class Background:
         thread.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Wait until the work is done.
-
-        Raises:
-            UserError: the work has raised it.
-        """
+        """Wait until the work is done, and raise its error."""
         written, self._written = self._written, None
         if written is not None:
             written.result()
 
 
 def _run_aside(work: Callable[[], None]) -> None:
-    """Run `work` at low priority, so that the training gets the cores."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux this sets a thread's priority
     work()

@@ -12,13 +12,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.utils.serialization import config
 
 from cpudist.checkpoints import folders, manifest, state
 from cpudist.checkpoints.publishing import Publisher, Ranks
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.job import current
+
+_PER_THREAD = torch.__version__ >= "2.13"  # before, torch's options of serialisation concern all threads
 
 
 def save(
@@ -81,8 +83,7 @@ def load(
     ranks, path = Ranks(), Path(folder).resolve()
     if ranks.rank == 0 and not path.exists():
         folders.restore(path.parent, path.name)
-    problem = damage(path, ranks)
-    if problem is not None:
+    if (problem := damage(path, ranks)) is not None:
         raise UserError(f"{path} is damaged: {problem}; load another checkpoint")
     return read(path, ranks, model, optimizer, more)
 
@@ -95,15 +96,7 @@ def write(
     step: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a tree of `state.collect`; every rank calls it.
-
-    Args:
-        step: the number of the training step, for the manifest; None: unknown.
-        check: called on rank 0 before anything is written; may raise.
-
-    Raises:
-        UserError: see `save` and `check`.
-    """
+    """Write a tree of `state.collect`; every rank calls it. Rank 0 calls `check` before anything is written."""
 
     def check_all() -> None:
         if target.exists() and not (target / manifest.FILE).is_file() and (target.is_file() or any(target.iterdir())):
@@ -112,11 +105,12 @@ def write(
 
     written = publisher.begin(target.name, ranks, ranks.rank == 0, check_all)
     try:
-        # DCP raises an error of one rank on all ranks.
-        with _quiet(), _one_checksum():
+        # The manifest has a checksum of each file; torch's own take half of the CPU time.
+        unchecked = {"save.compute_crc32": False} if _PER_THREAD else {}
+        with _quiet(), config.patch(unchecked):  # type: ignore[attr-defined]  # torch adds it at run time
             writer = FileSystemWriter(written, sync_files=True)
             dcp.save(tree, storage_writer=writer, process_group=ranks.group, no_dist=ranks.alone)
-    except CheckpointException as error:
+    except CheckpointException as error:  # on all ranks
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
         raise UserError(
@@ -139,11 +133,7 @@ def write(
 
 
 def damage(folder: Path, ranks: Ranks) -> str | None:
-    """Describe the first fault in the files of a checkpoint; return None if there is none. Ranks share the work.
-
-    Raises:
-        UserError: the folder is no checkpoint of cpudist.
-    """
+    """Describe the first fault in a checkpoint's files, of which each rank compares a part; None if there is none."""
 
     def compare() -> str | None:
         if not (folder / manifest.FILE).is_file():
@@ -162,11 +152,7 @@ def read(
     *,
     with_random: bool = False,
 ) -> dict[str, Any]:
-    """Load an undamaged checkpoint and return its plain values; `with_random` restores this rank's random states.
-
-    Raises:
-        UserError: the checkpoint belongs to another model.
-    """
+    """Load an undamaged checkpoint and return its plain values; `with_random` restores this rank's random states."""
     state.check_names(model, optimizer, more)
     modules = {name: value for name, value in more.items() if isinstance(value, torch.nn.Module)}
     if model is not None:
@@ -200,20 +186,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
         yield
-
-
-@contextmanager
-def _one_checksum() -> Iterator[None]:
-    """Save tensors without torch's checksums, which take half of the CPU time; the manifest has one for each file."""
-    if torch.__version__ < "2.13":  # before, they cannot be turned off for one thread only
-        yield
-        return
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
 
 
 def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str, Any]:

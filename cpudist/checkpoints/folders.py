@@ -13,7 +13,6 @@ import secrets
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from cpudist.console import size
 INCOMPLETE = ".incomplete"
 PREFIX = "checkpoint-"
 _REPLACED = "replaced-"
-_ABANDONED_SECONDS = 24 * 3600.0
 _PROBE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems that cannot sync a folder
@@ -52,16 +50,13 @@ def numbered(folder: str | Path) -> dict[int, Path]:
 
 
 def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path | None = None) -> None:
-    """Delete the oldest checkpoints, but neither the newest nor the best.
+    """Delete the oldest checkpoints but `keep`, and neither the newest nor the best.
 
     Modification times are not used, because clocks of hosts differ and copying changes the times.
 
     Args:
         found: the checkpoints, in the order of their steps.
-        keep: the number of checkpoints to keep.
-        saved: the checkpoints that this process has saved, in the order of saving. All others are older; of these, the
-            highest step is the newest.
-        best: the best checkpoint, if there is one.
+        saved: those that this process has saved, in the order of saving. All others are older, in order of their steps.
     """
     ordered = sorted(found, key=lambda path: saved.index(path) if path in saved else -1)
     kept = {*ordered[-1:], *([best] if best in ordered else [])}
@@ -71,10 +66,7 @@ def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path |
 
 
 def restore(folder: Path, name: str = "*") -> None:
-    """Restore checkpoints (all, or only `name`) that a killed process had moved aside to replace them.
-
-    Call it before a training, because it would disturb one that is saving.
-    """
+    """Restore checkpoints that a killed process had moved aside to replace them; call it before the job saves."""
     for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/{name}"):
         if not (folder / aside.name).exists():
             with contextlib.suppress(OSError):  # another rank has done it
@@ -118,55 +110,26 @@ def delete(folder: str | Path, ignore_errors: bool = False) -> None:
     _tidy(incomplete)
 
 
-def clear(folder: Path, name: str | None = None) -> None:
-    """Remove the incomplete checkpoints that killed jobs have left in `folder`.
-
-    Args:
-        folder: the folder of the complete checkpoints.
-        name: the checkpoint whose parts are removed at once; parts of other checkpoints are removed after a day without
-            a change. None: all parts are removed at once.
-    """
-    restore(folder, name or "*")
-    if name is None:
-        shutil.rmtree(folder / INCOMPLETE, ignore_errors=True)
-        return
-    for left in (folder / INCOMPLETE).glob("*/*"):
-        if left.name == name or _is_abandoned(left):
-            if left.parent.name.startswith(_REPLACED):
-                restore(folder, left.name)
-            shutil.rmtree(left, ignore_errors=True)
-            _tidy(left.parent)
-
-
-def _is_abandoned(left: Path) -> bool:
-    """Return whether a folder of `.incomplete` has not changed for so long that no process is writing there."""
-    try:
-        # The parent's time counts too, because a checkpoint keeps its own old times when it is moved aside.
-        changed = max(path.stat().st_mtime for path in (left.parent, left, *left.rglob("*")))
-    except FileNotFoundError:
-        return False
-    return time.time() - changed > _ABANDONED_SECONDS
+def clear(folder: Path, name: str = "*") -> None:
+    """Remove the incomplete checkpoints (all, or only `name`) that killed jobs have left in `folder`."""
+    restore(folder, name)
+    for left in (folder / INCOMPLETE).glob("*" if name == "*" else f"*/{name}"):
+        shutil.rmtree(left, ignore_errors=True)
+        _tidy(left.parent)
 
 
 def why_full(error: BaseException | None, folder: Path) -> str | None:
-    """Return a description of the disk under `folder` if `error` occurred because it is full, else None.
-
-    torch's own errors have neither a number nor a reason. For unclear errors, a file of 1 MiB is written as a probe.
-    """
+    """Return a description of the disk under `folder` if `error` occurred because it is full, else None."""
     while error is not None:
         if (isinstance(error, OSError) and error.errno in _FULL) or os.strerror(errno.ENOSPC) in str(error):
             return _describe(folder)
         error = error.__cause__ or error.__context__
-    probe = folder / f".probe.{os.getpid()}"
-    try:
-        with probe.open("wb") as file:
+    try:  # torch's own errors have neither a number nor a reason
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
     except OSError as problem:
         return _describe(folder) if problem.errno in _FULL else None
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
     return None
 
 

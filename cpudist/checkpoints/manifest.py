@@ -23,8 +23,8 @@ class Manifest:
     Attributes:
         step: the step after which the checkpoint was saved; None if it has no step.
         world_size: the number of ranks that have saved it.
-        runs: the names of the run that has saved it.
-        trainer: the batch geometry and number of the training, if Trainer has saved the checkpoint.
+        runs: the names of the run.
+        trainer: the batch geometry and number of Trainer's training.
         files: each file with its size in bytes and its CRC-32.
     """
 
@@ -69,11 +69,7 @@ def checksums(folder: Path, paths: Iterable[Path]) -> dict[str, tuple[int, str]]
 
 
 def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Describe the first fault in the files of a checkpoint; return None if there is none.
-
-    Only part number `part` of `parts` of the files is compared; 0 of 1 is all files. Without FILE it returns None,
-    because Trainer may have saved the checkpoint without cpudist.
-    """
+    """Describe the first fault in part `part` of `parts` of a checkpoint's files; None if there is none, or no FILE."""
     said = read(folder)
     if said is None:
         return f"{FILE} cannot be read"

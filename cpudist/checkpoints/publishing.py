@@ -1,7 +1,4 @@
-"""Save a checkpoint: all ranks write into a staging directory, wait for each other and publish it.
-
-Trainer and users' own loops both save in this way; then they delete the oldest checkpoints.
-"""
+"""Save a checkpoint of Trainer or of a user's own loop: all ranks write into a staging directory and publish it."""
 
 from __future__ import annotations
 
@@ -76,12 +73,8 @@ class Ranks:
 class Publisher:
     """Save checkpoints in `folder`; every rank calls `begin`, writes its part, and calls `complete`.
 
-    Attributes:
-        saved: the checkpoints that this process has saved, in the order of saving.
-
-    Args:
-        alone: whether no other job saves there. If so, the remains of all killed jobs are removed, otherwise only the
-            remains of a checkpoint with the same name.
+    If no other job saves there (`alone`), the first `begin` removes the remains of all killed jobs; otherwise only the
+    remains of a checkpoint with the same name. `saved` has this process's checkpoints, in the order of saving.
     """
 
     def __init__(self, folder: Path, alone: bool = True) -> None:
@@ -93,19 +86,13 @@ class Publisher:
         """Return the folder into which all ranks write the checkpoint `name`.
 
         The folder is unique to this job and this attempt, because a host that was frozen in an earlier attempt may
-        continue to write.
-
-        Args:
-            publishes: whether this rank publishes it: one rank of the job does, or one per host if they share no disk.
-            check: called on ranks that publish, before anything is written; may raise `UserError`.
-
-        Raises:
-            UserError: see `check`; or the received name of the folder is not one of rank 0's.
+        continue to write. One rank of the job `publishes`, or one per host if they share no disk; it calls `check`
+        before anything is written.
         """
 
         def prepare() -> str:
             if publishes:
-                folders.clear(self.folder, None if self._clears_all else name)
+                folders.clear(self.folder, "*" if self._clears_all else name)
                 check()
             return secrets.token_hex(8)
 
@@ -122,14 +109,9 @@ class Publisher:
     ) -> None:
         """Publish the checkpoint after all of it is on the disk.
 
-        Args:
-            finish: writes the rest of this rank's part; must not communicate.
-            seal: writes the last files, on ranks that publish, from the results of `finish` on all ranks.
-
-        Raises:
-            UserError: the disk is full, or another job has removed the folder.
+        `finish` writes the rest of this rank's part and must not communicate. On ranks that publish, `seal` writes the
+        last files, from the results of `finish` on all ranks.
         """
-
         job = current()
 
         def sync(parts: list[T]) -> None:
@@ -152,10 +134,7 @@ class Publisher:
 
     @contextmanager
     def refusing_full_disk(self, name: str) -> Iterator[None]:
-        """Convert errors of a block that writes a part of the checkpoint `name` to `UserError`.
-
-        Do not use it around waits for other ranks: if the file system hangs, writing the probe hangs too.
-        """
+        """Convert errors of a block that writes a part of the checkpoint `name`, and never waits, to `UserError`."""
         try:
             yield
         except UserError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Ranks
-from cpudist.console import say
+from cpudist.console import option, say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def started_again(job: Job) -> str:
 def say_from_the_beginning(job: Job, folder: Path) -> None:
     """Print that a restarted training starts from the beginning; every rank may call it."""
     if job.restarts and job.world.rank == 0:
-        why = f"no checkpoint of this run in {folder} yet" if job.options.resumes else "--resume never"
+        why = f"no checkpoint of this run in {folder} yet" if job.options.resumes else option("resume", "never")
         say(f"{started_again(job)}: {why}, starting from the beginning")
 
 
@@ -42,11 +42,8 @@ def newest_whole(
     """Return the newest undamaged checkpoint that every rank sees; None if there are no checkpoints.
 
     Every rank calls it. A damaged checkpoint is reported, and the previous one is used. If hosts share no disk, a kill
-    may have left a checkpoint on some of them only.
-
-    Args:
-        remedy: advice to the user if the ranks see no common checkpoint.
-        damage: returns the fault in a checkpoint, the same on all ranks; None: it is not damaged.
+    may have left a checkpoint on some of them only. `remedy` is advice for this case. `damage` returns the fault in a
+    checkpoint, the same on all ranks.
 
     Raises:
         UserError: the ranks see checkpoints, but no common one, or all are damaged.

@@ -127,11 +127,7 @@ class Checkpoints:
             background.start(lambda: self._write(tree, target, others, step))
 
     def wait(self) -> None:
-        """Wait until an asynchronous checkpoint is complete.
-
-        Raises:
-            UserError: the checkpoint could not be saved; see `save`.
-        """
+        """Wait until an asynchronous checkpoint is complete; raises the errors of `save`."""
         if self._background is not None:
             self._background.wait()
 
@@ -165,14 +161,7 @@ class Checkpoints:
 
 
 def check_shared(folder: Path, ranks: Ranks) -> None:
-    """Check that `folder` is the same on all ranks; every rank calls it.
-
-    Rank 0 writes a temporary file into the nearest parent folder that exists on all hosts. If it cannot be written,
-    nothing is checked.
-
-    Raises:
-        UserError: a rank does not see the file.
-    """
+    """Check that all ranks see a file that rank 0 writes into `folder`, or into its nearest parent on all hosts."""
     nearest = next(path for path in (folder, *folder.parents) if path.is_dir())
     above = min(ranks.all_gather(str(nearest)), key=len)
     with ExitStack() as stack:
@@ -188,7 +177,6 @@ def _ours(folder: Path) -> dict[int, Path]:
 
 
 def _checked(step: int, ranks: Ranks) -> int:
-    """Check that `step` is a number of steps and equal on all ranks, and return it."""
     steps = ranks.all_gather(step)
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UserError(f"step must be a whole number of steps from 0 on, not {step!r}")

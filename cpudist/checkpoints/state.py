@@ -57,11 +57,7 @@ def collect(
 
 
 def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
-    """Check the arguments of a save or a load.
-
-    Raises:
-        UserError: there is an optimizer without its model, or a name is reserved for checkpoints.
-    """
+    """Check the arguments of a save or a load."""
     if optimizer is not None and model is None:
         raise UserError("optimizer= is saved and loaded under the names of its model's parameters; give model= too")
     for name in RESERVED:
@@ -96,11 +92,7 @@ def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load an optimizer's part of a tree; order and groups of the parameters may differ.
-
-    Raises:
-        UserError: the checkpoint lacks parameters.
-    """
+    """Load an optimizer's part of a tree; order and groups of the parameters may differ."""
     options = {name: group for group in saved["param_groups"][0] for name in group["params"]}
     packed = optimizer.state_dict()
     state, groups = {}, []

@@ -182,11 +182,7 @@ PATCHES = (
 
 
 def install(job: Job) -> None:
-    """Keep accelerate and Trainer on the process group of the running job until it ends.
-
-    Raises:
-        UserError: the script has imported an unsupported version of one of them.
-    """
+    """Keep accelerate and Trainer on the process group of the running job until it ends."""
     # If this is unset, accelerate divides the machine's cores among the ranks, even if they are pinned.
     job.changes.default_variable("OMP_NUM_THREADS", str(torch.get_num_threads()))
     job.changes.default_variable("TORCHINDUCTOR_CACHE_DIR", own_compile_cache(job.world.rank))

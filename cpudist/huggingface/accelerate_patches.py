@@ -56,10 +56,7 @@ def state_init(original: Callable[..., None], context: Context) -> Callable[...,
 
 
 def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Accelerator.prepare_model`: compress gradients, and add that to the run record.
-
-    If bfloat16 would be many times slower than float32, the model computes in float32.
-    """
+    """Replace `Accelerator.prepare_model`: compress gradients; compute in float32 where bfloat16 is far slower."""
 
     @functools.wraps(original)
     def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,10 +66,8 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
             if context.job.world.rank == 0:
                 say(precision.IN_FLOAT32)
         trains = not (kwargs.get("evaluation_mode") or args[1:2] == (True,))
-        prepared = original(self, model, *args, **kwargs)
-        if trains:
-            context.job.communication.compress(prepared)
-        context.job.record.note_gradients_of(prepared)
-        return prepared
+        if not trains:
+            return original(self, model, *args, **kwargs)
+        return context.job.communication.wrap(lambda: original(self, model, *args, **kwargs))
 
     return prepare

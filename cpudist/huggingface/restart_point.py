@@ -33,11 +33,8 @@ def checkpoints(folder: str | Path) -> dict[int, Path]:
 
 
 def adopt(folder: Path, written: Path) -> None:
-    """Move files into `written` that a subclass of Trainer has saved directly into `folder`.
-
-    If `folder` has a state, it is a checkpoint of an earlier run, and is not changed.
-    """
-    if folder.is_dir() and not (folder / STATE).exists():
+    """Move files into `written` that a subclass of Trainer has saved directly into `folder`."""
+    if folder.is_dir() and not (folder / STATE).exists():  # otherwise it is a checkpoint of an earlier run
         for path in folder.iterdir():
             if not (written / path.name).exists():
                 with contextlib.suppress(FileNotFoundError):  # another rank has moved it
@@ -51,14 +48,7 @@ def number_training(folder: str) -> int:
 
 
 def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
-    """Return the newest complete checkpoint in `folder` of this run, and print its path; every rank calls it.
-
-    Returns:
-        The checkpoint; None with `--resume never`, or if no earlier attempt of this run has saved one.
-
-    Raises:
-        UserError: the ranks see checkpoints of this run, but no common one, or all are damaged.
-    """
+    """Return the newest complete checkpoint that an earlier attempt of this run has saved; every rank calls it."""
     restore(folder)
     if not job.options.resumes or not job.earlier_run_ids:
         return None
@@ -83,10 +73,7 @@ def is_of_run(job: Job, checkpoint: Path) -> bool:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Describe the first fault in the files of a checkpoint; return None if there is none. Every rank calls it.
-
-    The ranks of each host share the work, because with --save_on_each_node each host has its own files.
-    """
-    job = current()
+    """Describe the first fault in the files of a checkpoint; return None if there is none. Every rank calls it."""
+    job = current()  # the ranks of a host share the work: with --save_on_each_node each host has its own files
     part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)
     return next(filter(None, Ranks().each(lambda: manifest.damage(checkpoint, part, parts))), None)

@@ -50,12 +50,9 @@ def computing_type(args: Any) -> torch.dtype:
 
 
 def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]:
-    """Add the fields of `_Flags` that TrainingArguments lacks, and make `ddp_backend` accept `backends`.
+    """Add the fields of `_Flags` that TrainingArguments and its subclasses lack, and return their names.
 
-    Existing subclasses get the same fields; later ones inherit them.
-
-    Returns:
-        The names of the fields that were added.
+    `ddp_backend` accepts `backends` then.
     """
     fields = cls.__dataclass_fields__
     flags = [field for field in dataclasses.fields(_Flags) if field.name not in fields]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, chain, cycle, islice, pairwise, repeat
+from itertools import accumulate, cycle, islice, pairwise
 from typing import Any
 
 from torch.utils.data import BatchSampler
@@ -16,11 +16,10 @@ from torch.utils.data import BatchSampler
 
 @dataclass(frozen=True)
 class BatchGeometry:
-    """The sizes of a training's steps and batches, as the training was started.
+    """The sizes of a training's steps and batches on all ranks, as it was started on `world_size` ranks.
 
     Attributes:
-        world_size: the number of ranks that the training was started on.
-        samples_per_step: the samples between two steps of the optimizer, on all ranks.
+        samples_per_step: the samples between two steps of the optimizer.
         samples_per_batch: the samples that all ranks compute at once. An epoch is padded with its first samples, or
             truncated, to a multiple of this number.
     """
@@ -44,12 +43,12 @@ class Shares:
         self.accumulation = min(-(-samples // (ranks * batch_size)), samples // ranks)
         self.batch_size = len(self.batches(samples)[0])
 
-    def epoch(self, samples: int) -> tuple[int, int]:
-        """Return the number of whole steps in an epoch of `samples`, and the samples of a smaller last step or 0."""
+    def steps(self, samples: int) -> list[int]:
+        """Return the number of samples in each step of an epoch; the last one may have fewer."""
         whole, rest = divmod(samples, self.geometry.samples_per_step)
         batches, more = divmod(rest, self.geometry.samples_per_batch)
         rest = self.geometry.samples_per_batch * (batches + (more > 0 and not self._drop_last))
-        return whole, max(rest, self.ranks) if rest else 0
+        return [self.geometry.samples_per_step] * whole + [max(rest, self.ranks)] * (rest > 0)
 
     def batches(self, samples: int) -> list[range]:
         """Divide a step into batches of consecutive samples; batch i is for rank i % ranks."""
@@ -81,8 +80,7 @@ class SharedSampler(BatchSampler):
         self.samples_per_step = shares.geometry.samples_per_step
 
     def __len__(self) -> int:
-        whole, rest = self._epoch()
-        return whole * self._shares.accumulation + (len(self._shares.weights(rest, self._rank)) if rest else 0)
+        return sum(map(len, self.weights()))
 
     def __iter__(self) -> Iterator[list[int]]:
         order = cycle(self.batch_sampler.sampler)
@@ -93,13 +91,8 @@ class SharedSampler(BatchSampler):
 
     def weights(self, step: int = 0) -> Iterator[list[float]]:
         """Yield this rank's batch weights by step of an epoch, starting at `step` (counted over all epochs)."""
-        return (self._shares.weights(samples, self._rank) for samples in self._steps(step))
+        steps = self._steps()
+        return (self._shares.weights(samples, self._rank) for samples in steps[step % max(len(steps), 1) :])
 
-    def _steps(self, step: int = 0) -> Iterator[int]:
-        """Yield the number of samples in each step of an epoch, from `step` on."""
-        whole, rest = self._epoch()
-        steps = chain(repeat(self.samples_per_step, whole), [rest] if rest else [])
-        return islice(steps, step % max(whole + (rest > 0), 1), None)
-
-    def _epoch(self) -> tuple[int, int]:
-        return self._shares.epoch(len(self.batch_sampler.sampler))
+    def _steps(self) -> list[int]:
+        return self._shares.steps(len(self.batch_sampler.sampler))

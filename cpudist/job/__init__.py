@@ -18,9 +18,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpudist.job.job import Job, current, fail, require, start_job
+    from cpudist.job.job import Job, current, fail, require, start_job, waited_for
 
-__all__ = ["Job", "current", "fail", "require", "start_job"]
+__all__ = ["Job", "current", "fail", "require", "start_job", "waited_for"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,11 @@
-"""Pickle a notebook's function, its arguments and everything it uses for other processes, and compare the nodes' calls.
+"""Pickle a notebook's function, its arguments and everything it uses for other processes.
 
 A notebook's definitions are in no file, so cloudpickle pickles them by value. An object that cannot be pickled, or
 would have another meaning in another process, raises an error with the object's name in the notebook.
 
-Two notebooks pickle the same cell to different bytes. So a digest covers the code of the notebook's functions and
-classes, plain values, and the types and shapes of tensors. Of other objects it covers only the type, because they may
-differ between nodes (a folder, a model whose weights DDP takes from rank 0).
+Nodes compare their calls. Two notebooks pickle the same cell to different bytes, so `pack` returns a digest of the
+notebook's code. The `digest` of an argument covers plain values and shapes of tensors. Of other objects it covers only
+the type, because they may differ between nodes (a folder, a model whose weights DDP takes from rank 0).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import cloudpickle
 
 from cpudist.console import one_line
 from cpudist.errors import UserError
+from cpudist.notebook.cells import name_of
 
 MAIN = "__main__"
 _DEPTH = 8  # levels to search for the object that cannot be pickled
@@ -45,12 +46,14 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     Attributes:
         definitions: functions and classes of `__main__` by name.
         files: file names in the pickled code; a cell's file does not exist.
+        code: what nodes compare of the pickled functions.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         self.definitions: dict[str, Any] = {}
         self.files: set[str] = set()
+        self.code: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -61,9 +64,12 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             name: str = obj.__name__
             if vars(sys.modules[MAIN]).get(name) is obj:
                 self.definitions[name] = obj
+        if isinstance(obj, types.FunctionType) and obj.__module__ == MAIN:
+            self.code.add(_described((obj.__defaults__, obj.__kwdefaults__)))
         if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 drops the file's name, which tracebacks need
             self.files.add(obj.co_filename)
-            return _code_of_file, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
+            self.code.add(_described((obj.co_code, obj.co_names, obj.co_consts)))
+            return _code_of_file, (name_of(obj.co_filename), *self.dispatch_table[types.CodeType](obj))
         return super().reducer_override(obj)
 
 
@@ -71,8 +77,8 @@ def _code_of_file(file: str, make: Callable[..., types.CodeType], parts: tuple[A
     return make(*parts).replace(co_filename=file)
 
 
-def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> None:
-    """Write a call to a file; `unpack` reads it.
+def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> str:
+    """Write a call to a file, for `unpack`, and return the digest of its code.
 
     Raises:
         UserError: an object that the function uses cannot be serialised; the message names it.
@@ -82,10 +88,11 @@ def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> N
         pickler.dump((function, tuple(args)))
         pickler.dump(pickler.definitions)
         # Tracebacks show the source of cells, which is in no file.
-        sources = {name: linecache.getlines(name) for name in pickler.files if not os.path.exists(name)}
+        sources = {name_of(file): linecache.getlines(file) for file in pickler.files if not os.path.exists(file)}
         pickler.dump(sources)
     except Exception as error:  # noqa: BLE001 - objects raise what they like
         raise UserError(_explain(function, args, error)) from None
+    return digest(pickler.code)
 
 
 def unpack(file: BinaryIO) -> Callable[[], Any]:
@@ -105,8 +112,8 @@ def unpack(file: BinaryIO) -> Callable[[], Any]:
 
 
 def digest(value: Any) -> str:
-    """Return the digest of a function or an argument; nodes compare their digests."""
-    return hashlib.sha256(repr(_meaning(value, set())).encode()).hexdigest()
+    """Return what nodes compare of a value."""
+    return hashlib.sha256(_described(value).encode()).hexdigest()
 
 
 def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseException) -> str:
@@ -177,36 +184,15 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _meaning(value: Any, seen: set[int]) -> Any:
-    """Return plain values that describe `value`; `seen` has the ids of objects already described."""
-    kind = type(value).__qualname__
+def _described(value: Any) -> str:
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
-        return value
-    if isinstance(value, (set, frozenset)):
-        return kind, sorted(repr(_meaning(one, seen)) for one in value)
-    if id(value) in seen:
-        return kind
-    seen.add(id(value))
-    return kind, [_meaning(part, seen) for part in _meaningful(value)]
-
-
-def _meaningful(value: Any) -> Iterable[Any]:
-    if isinstance(value, types.CodeType):
-        return value.co_code, value.co_names, value.co_consts
-    if isinstance(value, types.FunctionType) and value.__module__ == MAIN:
-        used = (part for _, part in _used_by(value) if isinstance(part, (types.FunctionType, type)))
-        return value.__code__, value.__defaults__, value.__kwdefaults__, *used
-    if isinstance(value, types.MethodType):
-        return value.__func__, value.__self__
+        return repr(value)
+    kind = f"{type(value).__qualname__} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}"
     if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, type) and value.__module__ == MAIN:
-        parts = (getattr(part, "__func__", getattr(part, "fget", part)) for part in vars(value).values())
-        return *value.__bases__, *(part for part in parts if isinstance(part, types.FunctionType))
-    if isinstance(value, (list, tuple)):
-        return value
+        value = value.args, value.keywords
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
     if isinstance(value, dict):
-        return *value, *value.values()
-    if dataclasses.is_dataclass(value):
-        return (vars(value),)
-    return type(value), *(str(getattr(value, name, "")) for name in ("__qualname__", "dtype", "shape"))
+        value = [*value, *value.values()]
+    parts = [_described(part) for part in value] if isinstance(value, (list, tuple, set, frozenset)) else []
+    return f"{kind} {sorted(parts) if isinstance(value, (set, frozenset)) else parts}"

@@ -14,7 +14,7 @@ from cpudist.console import say
 from cpudist.notebook.carry import pack
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.ranks import LocalRanks
-from cpudist.notebook.result import Failure, Result
+from cpudist.notebook.result import Failure, Interrupted, Result
 from cpudist.notebook.settings import Settings, check
 
 
@@ -65,7 +65,8 @@ def notebook_launcher(
         master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
         node_rank: number of this node, from 0 on.
         num_nodes: number of nodes.
-        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: only for accelerate's torchelastic; leave them out.
+        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: taken, and without effect, since torchelastic is not
+            used; several nodes meet at `rdzv_endpoint` where there is no `master_addr`.
         rdzv_id: the job's name; notebooks with another name do not join.
         max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT has the number so far.
         log_line_prefix_template: shows all ranks' output, each line with this prefix, as torchelastic does:
@@ -86,6 +87,7 @@ def notebook_launcher(
         RankFailed: a rank was killed, or failed on another node. An exception of a rank on this node is raised itself;
             its cause is a `RankFailed` with the rank's traceback.
         StartupTimeout: node 0's cell cannot be reached in time.
+        KeyboardInterrupt: the cell was interrupted; all ranks have been, too.
 
     Examples:
         >>> def work(length):
@@ -106,6 +108,8 @@ def notebook_launcher(
             pickle.dump((list(sys.path), settings), file)  # for `worker.py`
             pack(function, args, file)
         outcome = _run(settings, payload)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; no rank runs any more") from None
     finally:
         os.close(payload)
     if isinstance(outcome, Failure):

@@ -29,12 +29,7 @@ _READ_SECONDS = 5.0  # the other nodes may take this long to read the failure
 
 
 class Nodes:
-    """This node's connection to the store, and on node 0 the store itself.
-
-    Raises:
-        UserError: the store cannot be served, or the arguments in another node's cell differ.
-        StartupTimeout: the store cannot be reached in time.
-    """
+    """This node's connection to the store, and on node 0 the store itself."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -104,11 +99,7 @@ class Nodes:
         self._closing.close()
 
     def _join(self, address: Address) -> None:
-        """Connect to the store, and check that no other cell has this node's number.
-
-        If a cell with this number has left the job, it was this notebook's last launch; then wait for node 0's next
-        launch.
-        """
+        """Connect to the store of node 0's next launch, and check that no other cell has this node's number."""
         timeout, node = self._settings.options.timeout, self._settings.node_rank
         deadline = time.monotonic() + timeout
 
@@ -117,7 +108,7 @@ class Nodes:
             with suppress(StoreLost):  # the store of the last launch may be closing
                 if store.add(f"arrived/{node}", 1) == 1:
                     return True
-                if not store.check([_left(node)]):
+                if not store.check([_left(node)]):  # if it has left, it was this notebook's last launch
                     store.close()
                     raise UserError(
                         f"a cell with node_rank={node} has joined the job at {self._where()} already; give each node a"

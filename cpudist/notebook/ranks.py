@@ -15,11 +15,12 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.launchers.notebook import rank_variables, without_launcher
+from cpudist.notebook.cells import shell
 from cpudist.notebook.live_view import LiveView
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.result import Failure, Mailbox, Result
@@ -75,6 +76,7 @@ class _Rank:
         self.mailbox = Mailbox()
         self.failure: Failure | None = None
         self.result = Result(None)
+        self.started = False
         prefix = settings.prefix(local_rank)
         shown = self.number == 0 or prefix is not None
         self.process = subprocess.Popen(
@@ -98,7 +100,9 @@ class _Rank:
         for left in self.mailbox.arrived():
             if isinstance(left, bytes):
                 picture = {"image/png": base64.b64encode(left).decode(), "text/plain": "a figure of rank 0"}
-                _shell().display_pub.publish(picture)
+                shell().display_pub.publish(picture)
+            elif left is None:
+                self.started = True
             elif isinstance(left, Failure):
                 self.failure = left
             else:
@@ -130,7 +134,7 @@ class LocalRanks:
         variables = _variables(settings, mark, run_id, attempt)
         # The agent kills every marked process, children of ranks included, even if this process is killed.
         self._agents = NodeAgents([Host("localhost")], mark, "RANK")
-        self._view = LiveView(_shell())
+        self._view = LiveView(shell())
         try:
             for local_rank in range(settings.num_processes):
                 own = rank_variables(settings.placement(local_rank), nodes.rendezvous(attempt))
@@ -140,11 +144,7 @@ class LocalRanks:
             raise
 
     def run(self) -> Result | Failure:
-        """Wait for all ranks and pass their output on; return rank 0's result, or the attempt's failure.
-
-        Raises:
-            KeyboardInterrupt: the cell was interrupted; the ranks have been interrupted too.
-        """
+        """Wait for all ranks and pass their output on; return rank 0's result, or the attempt's failure."""
         try:
             failure = self._wait()
         except KeyboardInterrupt:
@@ -196,8 +196,8 @@ class LocalRanks:
         stopped = Failure("the job", "was interrupted in another node's cell", time.monotonic(), stopped=True)
         self._nodes.report(self._attempt, stopped)
         for rank in self._ranks:
-            if rank.process.poll() is None:
-                rank.process.send_signal(signal.SIGINT)
+            if not rank.has_ended():
+                rank.process.send_signal(signal.SIGINT if rank.started else signal.SIGKILL)
         deadline = time.monotonic() + _STOP_SECONDS
         while time.monotonic() < deadline and not self._all_have_ended():
             self._pause()
@@ -212,7 +212,7 @@ def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> di
     """Return the variables that all ranks share."""
     variables = without_launcher(os.environ)
     if variables.get("MPLBACKEND", "").startswith("module:"):  # it draws into cells or an editor's window
-        variables["MPLBACKEND"] = "agg" if _shell() is None else "module://cpudist.notebook.figures"
+        variables["MPLBACKEND"] = "agg" if shell() is None else "module://cpudist.notebook.figures"
     return {
         **variables,
         "CPUDIST_JOB_ID": job_id,
@@ -220,8 +220,3 @@ def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> di
         "CPUDIST_RESTART_COUNT": str(attempt),
         "ACCELERATE_MIXED_PRECISION": settings.mixed_precision,
     }
-
-
-def _shell() -> Any:
-    """Return IPython's shell, whose cells show figures; None in plain Python."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None

@@ -7,7 +7,8 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -18,12 +19,23 @@ from cpudist.console import one_line
 from cpudist.errors import UserError
 from cpudist.lost_ranks import killed_by
 
-_LENGTH = 8  # bytes of the length that precedes each message
 _HEAD_START = 1.0  # other ranks may fail up to this long before a killed rank is noticed
 
 
 class RankFailed(RuntimeError):
     """A rank has failed. The message names it and has its traceback, if there is one."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the text that IPython shows in a cell instead of a traceback of ours."""
+        return [f"RankFailed: {self}"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user has interrupted the cell."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the text that IPython shows in a cell instead of a traceback."""
+        return [f"cpudist: {self}"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,13 @@ class Failure:
     stopped: bool = False
 
     @classmethod
-    def of(cls, rank: int, error: BaseException, trace: str) -> Failure:
-        """Return the failure of this process by an exception, with its traceback as text."""
+    def of(cls, rank: int, error: BaseException, trace: str, waited_for: Sequence[str] = ()) -> Failure:
+        """Return the failure of this process by an exception, with its traceback as text.
+
+        If the exception is a timeout, the failure is that of the ranks that it `waited_for`, the likeliest cause last.
+        """
+        if waited_for:
+            return cls("a collective timed out:", "; ".join(reversed(waited_for)), time.monotonic())
         pickled = None
         if isinstance(error, Exception):  # SystemExit and the like would end the notebook
             try:
@@ -97,12 +114,7 @@ class Failure:
             return cls("another node", "reports a failure by another version of cpudist; install the same there", now)
 
     def raise_here(self) -> NoReturn:
-        """Raise the failure in this process.
-
-        Raises:
-            RankFailed: the rank raised no exception, or one that cannot be unpickled here. Otherwise its own exception
-                is raised; the cause is a `RankFailed` with the traceback.
-        """
+        """Raise the rank's exception, caused by a `RankFailed` with its traceback, or this one alone."""
         failed = RankFailed(f"{self.who} {self.said}")
         if self.error is None:
             raise failed
@@ -116,27 +128,16 @@ class Failure:
 
 
 class Mailbox:
-    """Result channel from a rank to its notebook: a memory file with figures (PNG) and one result or failure.
+    """Result channel from a rank to its notebook: a memory file with figures (PNG) and one result or failure."""
 
-    Attributes:
-        of_rank_0: rank 0's channel in rank 0's process; None in other processes.
-
-    Args:
-        descriptor: descriptor of the notebook's memory file, given to the rank; None: make a new file.
-    """
-
-    of_rank_0: ClassVar[Mailbox | None] = None
+    of_rank_0: ClassVar[Mailbox | None] = None  # in rank 0's process
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = os.memfd_create("cpudist-notebook") if descriptor is None else descriptor
         self._read = 0
 
-    def leave(self, content: Result | Failure | bytes) -> None:
-        """Write a figure, a result or a failure.
-
-        Raises:
-            UserError: the result cannot be pickled.
-        """
+    def leave(self, content: Result | Failure | bytes | None) -> None:
+        """Write a figure, a result, a failure, or None once an interrupt is reported as a failure."""
         try:
             data = cloudpickle.dumps(content)
         except Exception as error:  # noqa: BLE001 - objects raise what they like
@@ -146,18 +147,17 @@ class Mailbox:
                 f" {one_line(str(error))}; return numbers, tensors or the like, or save it to a file"
             ) from None
         with open(f"/proc/self/fd/{self.descriptor}", "ab") as file:
-            file.write(len(data).to_bytes(_LENGTH, "little") + data)
+            file.write(data)
 
     def arrived(self) -> Iterator[Any]:
         """Yield the messages that have been completed since the last call."""
         with open(f"/proc/self/fd/{self.descriptor}", "rb") as file:
-            while True:
-                file.seek(self._read)
-                end = self._read + _LENGTH + int.from_bytes(file.read(_LENGTH), "little")
-                if not self._read + _LENGTH <= end <= os.fstat(self.descriptor).st_size:
-                    return
-                self._read = end
-                yield pickle.load(file)
+            file.seek(self._read)
+            with suppress(EOFError, pickle.UnpicklingError):  # the rest is not written yet
+                while True:
+                    message = pickle.load(file)
+                    self._read = file.tell()
+                    yield message
 
     def close(self) -> None:
         """Close the file."""

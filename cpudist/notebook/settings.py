@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
 from cpudist.launchers.launcher import token_in
-from cpudist.notebook.carry import digest
+from cpudist.notebook.carry import digest, pack
 
 PORT = 29500  # torch's default; the cells of several nodes must use the same port
-# Accelerate's parameters that must keep their defaults here.
-_UNUSED = {"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_conf": None, "monitor_interval": 0.1}
+# Accelerate's parameters for torchelastic, and their defaults.
+_ELASTIC = {"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_conf": None, "monitor_interval": 0.1}
 _COMPARED = ("num_nodes", "num_processes", "mixed_precision", "max_restarts", "backend", "compress", "resume")
 _ROLE = "default"  # torchelastic's default name of a role
 
@@ -81,9 +82,10 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     node_rank = _count(given, "node_rank", 0)
     if node_rank >= nodes:
         raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; count nodes from 0")
-    if unused := next((name for name, default in _UNUSED.items() if given[name] != default), None):
-        raise UserError(f"{unused} is for torchelastic; here nodes meet at master_addr, within timeout: leave it out")
     address, port = _rendezvous_address(given, nodes)
+    if unused := [name for name, default in _ELASTIC.items() if given[name] != default]:
+        meet = f"nodes meet at {address}:{port}, within timeout" if nodes > 1 else "one node needs none"
+        say(f"{', '.join(unused)}: for torchelastic, which is not used here; {meet}")
     backend = given["backend"]
     job_options = JobOptions(
         backend=backend,
@@ -139,8 +141,10 @@ def _compared(
     """Return `Settings.compared`."""
     name = repr(getattr(function, "__name__", type(function).__name__))
     values = {f"args[{index}]": value for index, value in enumerate(args)} | {one: given[one] for one in _COMPARED}
+    with open(os.devnull, "wb") as nowhere:
+        code = pack(function, args, nowhere)
     return {
-        "function": (name, digest(function)),
+        "function": (name, digest((code, function))),
         **{one: (_shown(value), digest(value)) for one, value in values.items()},
     }
 
@@ -155,6 +159,9 @@ def _count(given: Mapping[str, Any], name: str, least: int) -> int:
 def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:
     """Return address and port of the rendezvous."""
     address, port, named = given["master_addr"], given["use_port"], "use_port"
+    if not address and given["rdzv_endpoint"]:
+        address, _, number = str(given["rdzv_endpoint"]).rpartition(":")
+        port = port or number
     if given["master_port"] is not None:
         if port is not None:
             raise UserError("use_port and master_port are two names of one port; give one of them")

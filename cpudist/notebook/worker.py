@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import sys
+import threading
 import traceback
 from functools import partial
 from typing import BinaryIO
 
 from cpudist import launchers
+from cpudist.console import end_now
 from cpudist.errors import from_user_code
 from cpudist.notebook.carry import unpack
 from cpudist.notebook.result import Failure, Mailbox, Result
@@ -27,6 +30,9 @@ def _call(payload: BinaryIO, mailbox: Mailbox, rank: int) -> None:
 
 def main() -> None:
     """Run one rank to its end; a failure ends the process."""
+    completed = threading.Event()
+    # Registered first, so called last. Finalizing an interpreter that has imported torch takes seconds on busy cores.
+    atexit.register(lambda: end_now(0) if completed.is_set() else None)
     payload, descriptor = int(sys.argv[1]), int(sys.argv[2])
     launcher = launchers.detect()
     mailbox = Mailbox(descriptor)
@@ -39,13 +45,17 @@ def main() -> None:
         rank = launcher.placement().rank
         Mailbox.of_rank_0 = mailbox if rank == 0 else None
 
-        # Late: torch reads the affinity and thread variables when it is imported.
-        from cpudist import api, job
-        from cpudist.training.run_target import run_target
-
         try:
+            mailbox.leave(None)
+            # Late: torch reads the affinity and thread variables when it is imported.
+            from cpudist import api
+            from cpudist.training.run_target import run_target
+
             run_target(partial(_call, file, mailbox, rank), api.enter(launcher, settings.options, pinning))
+            completed.set()
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             lines = traceback.format_exception(type(error), error, from_user_code(error.__traceback__))
-            mailbox.leave(Failure.of(rank, error, "".join(lines).rstrip()))
+            from cpudist import job
+
+            mailbox.leave(Failure.of(rank, error, "".join(lines).rstrip(), job.waited_for(error)))
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback

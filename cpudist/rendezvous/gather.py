@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from cpudist.console import first_line
+from cpudist.console import first_line, option
 from cpudist.errors import StartupTimeout
 from cpudist.waiting import poll
 
@@ -67,7 +67,7 @@ def all_gather(
         names = ", ".join(map(str, missing[:_MOST_NAMES])) + (", …" if len(missing) > _MOST_NAMES else "")
         raise StartupTimeout(
             f"{what}: after {timeout:g} s still waiting for rank{'s' * (len(missing) > 1)} {names} of {size}; "
-            "look at their output, or give more time with --timeout"
+            f"look at their output, or give more time with {option('timeout')}"
         )
     return list(values)
 

@@ -56,14 +56,13 @@ def fail(
         abort(status)
     claimed = watch.claim()
     if claimed:
-        waited_for = watch.explain() if _has_timed_out(error) else []
-        if waited_for:  # this rank is not the cause
+        if waited := waited_for(error, watch):  # this rank is not the cause
             show(error)
         else:
             _report(error, show, name_of(watch.world))
-        for sentence in waited_for[:-1]:
+        for sentence in waited[:-1]:
             say(sentence)
-        for cause in waited_for[-1:]:
+        for cause in waited[-1:]:
             say(f"{cause}; ending the job")
     watch.end_job(status, reported=claimed)
 
@@ -100,9 +99,10 @@ def describe(error: BaseException) -> str:
     return one_line("".join(traceback.format_exception_only(type(error), error)))
 
 
-def _has_timed_out(error: BaseException) -> bool:
-    """Return whether a collective has timed out, for which torch has no exception of its own."""
-    return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
+def waited_for(error: BaseException, watch: Watch | None) -> list[str]:
+    """Return sentences about the ranks that the collective waited for that has timed out, most likely cause last."""
+    timed_out = isinstance(error, RuntimeError) and "timed out" in str(error).lower()  # torch has no own exception
+    return watch.explain() if timed_out and watch is not None else []
 
 
 def _report(error: BaseException, show: Show, who: str, alone: bool = False) -> None:

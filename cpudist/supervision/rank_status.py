@@ -44,6 +44,7 @@ class Pace:
         clock: frequency of one of the rank's CPUs in Hz; None: unknown.
         threads: computing threads.
         communication_share: communication wait as a share of the training time, set at its end; None: unknown.
+        step_at, step_waited: `at` and `waited` at the end of the newest step; None: no step or not measured.
     """
 
     steps: int
@@ -58,6 +59,8 @@ class Pace:
     clock: float | None
     threads: int
     communication_share: float | None = None
+    step_at: float | None = None
+    step_waited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,9 @@ def _user_line(innermost: FrameType | None) -> tuple[str, str]:
     frame = next(filter(is_user_code, _outwards(innermost)), innermost)
     if frame is None:  # the main thread has ended
         return "", ""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name
+    file = os.path.basename(frame.f_code.co_filename)
+    line = f", line {frame.f_lineno}" if file.startswith("cell ") else f":{frame.f_lineno}"  # of a notebook
+    return f"{file}{line}", frame.f_code.co_name
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

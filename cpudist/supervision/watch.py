@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from cpudist.console import after_last_line, say
+from cpudist.console import after_last_line, option, say
 from cpudist.errors import StartupTimeout
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
@@ -190,7 +190,9 @@ class Watch:
                 return
             waiting = self._unfinished(number * self._timeout())
             if number == _RANK_0_TIMEOUTS:
-                raise RanksMissing(f"{waiting or 'rank 0 does not end the job'}; give more time with --timeout")
+                raise RanksMissing(
+                    f"{waiting or 'rank 0 does not end the job'}; give more time with {option('timeout')}"
+                )
             if self.world.rank == 1:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 

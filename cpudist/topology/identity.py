@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 
+from cpudist.console import option
 from cpudist.errors import UserError
 
 # Libraries read the network interface from these variables when they open their first connection.
@@ -54,7 +55,7 @@ def addresses(interface: str | None = None) -> list[str]:
     if interface is not None and not outward:
         raise UserError(
             f"{socket.gethostname()} has no network interface {interface} that is up and has an address; "
-            f"give --interface one of {', '.join(sorted(up))}"
+            f"give {option('interface')} one of {', '.join(sorted(up))}"
         )
     return outward or ["127.0.0.1"]
 

@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -160,16 +159,3 @@ def test_a_full_disk_is_recognised_by_its_error_and_no_other(tmp_path: Path) -> 
     caused = RuntimeError("cannot save")
     caused.__cause__ = OSError(errno.ENOSPC, "full")
     assert str(why_full(caused, tmp_path)).startswith("the disk at /")
-
-
-def test_what_a_killed_job_left_under_a_name_that_is_not_used_again_goes_after_a_day(tmp_path: Path) -> None:
-    for token, name, days in (("a", "gone", 2), ("b", "written", 0), ("replaced-c", "best", 2)):
-        left = tmp_path / INCOMPLETE / token / name
-        left.mkdir(parents=True)
-        (left / "part").touch()
-        changed = time.time() - days * 24 * 3600
-        for path in (left / "part", left, left.parent):
-            os.utime(path, (changed, changed))
-    clear(tmp_path, "other")
-    assert sorted(path.name for path in tmp_path.glob(".incomplete/*/*")) == ["written"]
-    assert (tmp_path / "best" / "part").exists(), "killed between two renames: the earlier checkpoint comes back"

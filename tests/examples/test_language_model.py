@@ -16,7 +16,6 @@ WORDS += ["--max_steps", "30", "--learning_rate", "5e-3", "--logging_steps", "1"
 
 
 @pytest.mark.job
-@pytest.mark.versions
 def test_two_ranks_come_to_the_same_as_one_process(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     options = ["--backend", "ccl", "--record", str(record)]

@@ -13,9 +13,10 @@ import accelerate
 import accelerate.state
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 import transformers.trainer
-from transformers import Trainer, TrainingArguments
+from transformers import HfArgumentParser, Trainer, TrainingArguments
 
 import cpudist
 from cpudist import UserError, huggingface, job
@@ -91,6 +92,22 @@ def test_a_backend_given_outright_comes_before_the_arguments(capfd: pytest.Captu
 
 
 @pytest.mark.usefixtures("alone")
+def test_ddp_timeout_bounds_all_groups_each_time_it_is_given() -> None:
+    running, parser = job.require(), HfArgumentParser(TrainingArguments)
+    if not hasattr(dist.ProcessGroupGloo, "set_timeout"):  # since torch 2.9
+        with pytest.raises(UserError, match="77"):
+            TrainingArguments("out", ddp_timeout=77)
+        return
+    for given, bound in ((77, 77), (None, 77), (300, 300), (90, 90), (300, 300)):  # 300 is the default, too
+        words = [] if given is None else [f"--ddp_timeout={given}"]
+        (parsed,) = parser.parse_args_into_dataclasses(["--output_dir=out", *words])
+        assert (parsed.ddp_timeout, running.timeout, type(parsed.ddp_timeout)) == (bound, bound, int)
+        assert TrainingArguments("out").ddp_timeout == bound, "not given"
+        for group in (dist.group.WORLD, dist.new_group()):
+            assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == bound
+
+
+@pytest.mark.usefixtures("alone")
 def test_accelerate_computes_in_float32_where_bfloat16_is_slow(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +132,7 @@ def test_what_cannot_be_had_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> 
 def _trainer(ranks: int, batch: int, **changes: Any) -> Any:
     """Return what `_keep_steps` reads of a Trainer of 204 samples on so many ranks."""
     trainer = Trainer.__new__(changes.pop("cls", Trainer))
-    args = SimpleNamespace(world_size=ranks, gradient_accumulation_steps=1, dataloader_drop_last=False)
+    args = SimpleNamespace(world_size=ranks, gradient_accumulation_steps=1, dataloader_drop_last=False, process_index=0)
     vars(args).update({"average_tokens_across_devices": True, **changes})
     vars(trainer).update(args=args, _train_batch_size=batch, train_dataset=range(204))
     return trainer
@@ -126,6 +143,19 @@ class Weighting(Trainer):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "batch", "accumulation"),
+    [(1, 6, 6, 2), (3, 6, 4, 1), (1, 12, 12, 1), (5, 6, 3, 1), (4, 2, 1, 3)],
+)
+def test_steps_of_twelve_samples_on_other_numbers_of_ranks(
+    ranks: int, asked: int, batch: int, accumulation: int
+) -> None:
+    trainer = _trainer(ranks, asked)
+    shares = resuming._keep_steps(trainer, BatchGeometry(2, 12, 12), "it")
+    assert (shares is None) == (12 % ranks == 0)
+    assert (trainer._train_batch_size, trainer.args.gradient_accumulation_steps) == (batch, accumulation)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_trainer import Model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import integration_utils
 
@@ -24,17 +25,6 @@ class Reporter(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Keep what is reported."""
         self.seen.append(dict(logs or {}))
-
-
-class Model(torch.nn.Module):
-    """A model as Trainer wants it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": (self.layer(x) - labels).square().mean()}
 
 
 def _train(folder: Path, report_to: str) -> list[dict[str, float]]:

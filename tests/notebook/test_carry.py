@@ -1,20 +1,23 @@
-"""A call is pickled with all that it uses, or the error names the object that cannot be."""
+"""A call is pickled with all that it uses, or the error names the object that cannot be; nodes compare their calls."""
 
 from __future__ import annotations
 
 import functools
 import io
+import subprocess
 import sys
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cpudist.errors import UserError
-from cpudist.notebook.carry import pack, unpack
+from cpudist.notebook.carry import digest, pack, unpack
 from cpudist.world import World
 
 NOTEBOOK = """
@@ -99,3 +102,86 @@ def carried(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[],
     pack(function, args, file)
     file.seek(0)
     return unpack(file)
+
+
+CELLS = """
+from functools import partial
+lr = 0.1
+class Base:
+    def reset(self): return 7
+class Net(Base):
+    def forward(self, x): return helper(x) if x in {"a", "b", "c"} else x
+    @property
+    def size(self): return 10
+    @staticmethod
+    def make(): return Net(20)
+def helper(x): return x + 1
+def train(x, scale=2):
+    def inner(): return [helper(y) for y in (x, lr)]
+    return (inner(), Net, train) if scale else None
+net, bound = Net(), Net().forward
+"""
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that runs `CELLS`, with a change, as a notebook's and returns the digest of a call's code."""
+
+    def run(name: str, before: str = "", after: str = "") -> str:
+        assert before in CELLS
+        main = types.ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        exec(compile(CELLS.replace(before, after), f"<cell {after}>", "exec"), vars(main))
+        return pack(print, (vars(main)[name],), io.BytesIO())
+
+    return run
+
+
+@pytest.mark.job
+def test_the_same_code_in_another_process(code: Any) -> None:
+    """Hashes of texts differ there, so sets have another order."""
+    program = f"{CELLS}\nimport io\nfrom cpudist.notebook.carry import pack\nprint(pack(print, (train,), io.BytesIO()))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == code("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "differs"),
+    [
+        ("train", "x + 1", "x + 2", True),
+        ("train", "scale=2", "scale=3", True),
+        ("train", '"c"}', '"d"}', True),
+        ("train", "(x, lr)", "(x, 1)", True),
+        ("train", "return 7", "return 8", True),
+        ("train", "return 10", "return 11", True),
+        ("train", "Net(20)", "Net(21)", True),
+        ("train", "lr = 0.1", "lr = 0.2", False),
+        ("train", "def helper", "\n\ndef helper", False),
+        ("net", "return 7", "return 8", True),
+        ("bound", "x + 1", "x + 2", True),
+    ],
+)
+def test_code(code: Any, name: str, before: str, after: str, differs: bool) -> None:
+    assert (code(name) != code(name, before, after)) is differs
+
+
+@dataclass
+class Config:
+    lr: float
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs"),
+    [
+        (1, 2, True),
+        ({"a": [1, (2, "x")]}, {"a": [1, (2, "y")]}, True),
+        (Config(0.1), Config(0.2), True),
+        (functools.partial(print, 5), functools.partial(print, 6), True),
+        (torch.zeros(2), torch.zeros(3), True),
+        (torch.zeros(2), torch.ones(2), False),
+        (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), False),
+        (object(), object(), False),
+    ],
+)
+def test_arguments(one: Any, other: Any, differs: bool) -> None:
+    assert (digest(one) != digest(other)) is differs

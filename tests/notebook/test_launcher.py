@@ -37,6 +37,8 @@ def test_what_the_notebook_has_made_gets_there_and_back() -> None:
     assert launching == "Launching training on 2 CPUs."
     assert (first, returned) == ("rank 0 prints", f"x {[9.0] * 4} torch.bfloat16 {cpus}"), result.output
     assert "rank 1 prints" not in result.stdout
+    assert "rank 0 exits" in result.stdout
+    assert "finalized" not in result.stdout
     assert "rank 0 warns" in result.stderr
     assert "rank 1 warns" in result.stderr
     expected = {"world": 2, "kinds": {torch.bfloat16}, "equal": True, "backend": "ccl"}
@@ -69,6 +71,7 @@ def test_failures() -> None:
     assert traceback.splitlines()[-1] == "Unlucky: no such thing", result.output
     assert 'raise Unlucky("no such thing")' in traceback
     assert "cpudist" not in traceback.replace(str(SCRIPT), ""), "frames of ours lead into the function"
+    assert 'the job on ccl; notebook_launcher(…, backend="gloo") puts it on gloo\n' in result.stderr, result.output
     assert f"[default1]: cpudist: rank 1 on {HOST} failed: Unlucky: no such thing; ending the job\n" in result.stderr
 
     *runs, attempt = rest.splitlines()[-3:]

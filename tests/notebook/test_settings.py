@@ -33,10 +33,6 @@ WRONG: dict[str, list[Any]] = {
     "max_restarts": [-1],
     "timeout": ["soon"],
     "log_line_prefix_template": ["${host}"],
-    "rdzv_backend": ["etcd"],
-    "rdzv_endpoint": ["h0:5"],
-    "rdzv_conf": [{"join_timeout": 9}],
-    "monitor_interval": [0],
 }
 TOGETHER = [{"num_nodes": 2, "master_addr": 7}, {"use_port": 1, "master_port": 1}]
 
@@ -56,6 +52,17 @@ def test_the_parameters_are_accelerates_in_its_order() -> None:
 
     names = list(inspect.signature(accelerate.notebook_launcher).parameters)
     assert list(inspect.signature(notebook_launcher).parameters)[: len(names)] == names
+
+
+def test_what_is_for_torchelastic_is_taken_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    elastic = {"rdzv_backend": "c10d", "rdzv_endpoint": "h0:5", "rdzv_conf": {"timeout": 9}, "monitor_interval": 1}
+    assert check(print, (), {**GIVEN, **elastic}).master_addr == "127.0.0.1"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(name in line for name in elastic)
+    several = {**GIVEN, "num_nodes": 2, "rdzv_endpoint": "h0:5"}
+    settings = check(print, (), several)
+    assert (settings.master_addr, settings.master_port) == ("h0", 5)
+    assert check(print, (), {**several, "master_addr": "h1", "use_port": 7}).master_addr == "h1"
 
 
 def test_a_port_may_be_text() -> None:

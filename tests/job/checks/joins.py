@@ -18,8 +18,7 @@ WAYS = {
     "gloo": ("by device", "store", "again", "twice"),
 }
 CONTRADICTIONS = {
-    "other backend": "the script asks for the backend nccl, but the job runs on ccl; give cpudist-train --backend ccl "
-    "to stay on it",
+    "other backend": "the script asks for the backend nccl, but the job runs on ccl; give --backend ccl to stay on it",
     "other size": "the script asks for world size 3, but in this job it is 2",
     "other rank": "the script asks for rank ",
     "other variables": "the script asks for world size 64, but in this job it is 2",

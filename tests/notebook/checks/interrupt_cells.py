@@ -28,14 +28,32 @@ def work(steps):
         dist.barrier()
     return world.size
 """
+LATE = """
+def late():
+    world = cpudist.init()
+    import time
+    import torch.distributed as dist
+    dist.barrier()
+    cpudist.job.current().set_timeout(4)  # the start may take longer
+    if world.rank == 1:
+        time.sleep(1000)
+    dist.barrier()
+cpudist.notebook_launcher(late)
+"""
 LAUNCH = "print('result', cpudist.notebook_launcher(work, ({steps},)))"
 
 
-_RANKS = re.compile(r"rank +host .+\n0 .+ in barrier .+\n1 .+ in barrier .+\nloss 3 to 1  █▆▁")
+_START = re.compile("the ranks start")
+_RANKS = re.compile(r"rank +host .+\n(\d .+ in barrier #\d+ \(cell \d+, line 7\) .+\n){2}loss 3 to 1  █▆▁")
 
 
-def run(client: BlockingKernelClient, code: str, at_work: Callable[[], object] | None = None) -> str:
-    """Run a cell to its end; with `at_work`, call this when the cell shows the ranks in a barrier.
+def run(
+    client: BlockingKernelClient,
+    code: str,
+    at_work: Callable[[], object] | None = None,
+    shown: re.Pattern[str] = _RANKS,
+) -> str:
+    """Run a cell to its end; with `at_work`, call this when the cell shows the ranks in a barrier, or `shown`.
 
     Returns:
         What it has printed, and the traceback if it has raised.
@@ -50,8 +68,8 @@ def run(client: BlockingKernelClient, code: str, at_work: Callable[[], object] |
             place = content["transient"]["display_id"]
             assert (place in places) == (message["msg_type"] == "update_display_data")
             places[place] = content["data"]
-            if at_work is not None and _RANKS.fullmatch(content["data"]["text/plain"]):
-                assert "<polyline" in content["data"]["text/html"]
+            if at_work is not None and shown.fullmatch(content["data"]["text/plain"]):
+                assert "<polyline" in content["data"]["text/html"] or shown is _START
                 at_work()
                 at_work = None
 
@@ -77,16 +95,17 @@ def main(times: int) -> None:
     try:
         client.wait_for_ready(timeout=_CELL_SECONDS)
         run(client, DEFINE)
-        for number in range(times):
+        for number in range(times + 1):
             at_different_moments = functools.partial(interrupt, 0.1 * (number % 5))
-            said = run(client, LAUNCH.format(steps=10**9), at_different_moments)
-            assert "KeyboardInterrupt" in said, said
-            _, alive = psutil.wait_procs(processes, timeout=15)
+            said = run(client, LAUNCH.format(steps=10**9), at_different_moments, _RANKS if number else _START)
+            assert said.splitlines()[1:] == ["cpudist: interrupted; no rank runs any more"], said
+            _, alive = psutil.wait_procs([*processes, *kernel.children(recursive=True)], timeout=15)
+            alive = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]  # interrupted inside Popen
             assert not alive, f"left behind: {alive}"
-            assert not kernel.children(recursive=True)
         assert processes, "nothing ran that could be interrupted"
-        said = run(client, LAUNCH.format(steps=10))
-        assert "result 2" in said, said
+        said = run(client, LATE)
+        cause = r"RankFailed: a collective timed out: rank 1 \(.+\) never reached .+; it was last in cell \d+, line 8"
+        assert re.fullmatch(cause, said.splitlines()[-1]), said
         print(f"{times} interrupted cells left nothing")
     finally:
         client.stop_channels()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -19,6 +20,13 @@ import cpudist
 
 class Unlucky(Exception):
     pass
+
+
+class Finalized:
+    """Writes a line when the interpreter is finalized, which takes seconds on busy cores."""
+
+    def __del__(self, write=os.write):
+        write(1, b"finalized\n")
 
 
 class Learner(torch.nn.Module):
@@ -64,6 +72,8 @@ def make(scale: float):
         from accelerate import Accelerator
 
         world = cpudist.init()
+        sys.finalized = Finalized()
+        atexit.register(print, f"rank {world.rank} exits")
         print(f"rank {world.rank} prints")
         print(f"rank {world.rank} warns", file=sys.stderr)
         accelerator = Accelerator()
@@ -87,6 +97,7 @@ def fails(how: str) -> str:
     world = cpudist.init()
     attempt = os.environ["CPUDIST_RESTART_COUNT"]
     if how == "raise":
+        cpudist.job.current().check_backend("gloo")  # as a library that asks for it
         print(f"rank {world.rank} prints")
     elif world.rank == 0:
         print("run", os.environ["CPUDIST_RUN_ID"], flush=True)
@@ -133,7 +144,8 @@ def main(what: str) -> None:
         except Unlucky:
             print("\ncaught it")
             traceback.print_exc(file=sys.stdout)
-        print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1))
+        elastic = {"rdzv_backend": "c10d", "monitor_interval": 1}  # as accelerate's guide has it for restarts
+        print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1, **elastic))
     if what == "sleep":
         cpudist.notebook_launcher(sleeps)
 

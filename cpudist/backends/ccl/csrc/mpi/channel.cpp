@@ -53,10 +53,9 @@ void Transfers::send(int to, const void* data, size_t bytes) {
   const auto& mpi = library();
   for (size_t begin = 0; begin < bytes; begin += channel_.most_bytes()) {
     const auto length = static_cast<int>(part(bytes, begin, channel_.most_bytes()));
-    requests_.push_back(0);
-    peers_.push_back(to);
+    auto& message = messages_.emplace_back(Message{0, to, length, false});
     check(mpi.isend(static_cast<const char*>(data) + begin, length, mpi.byte, to, tag_, channel_.communicator(),
-                    &requests_.back()));
+                    &message.request));
   }
 }
 
@@ -64,23 +63,31 @@ void Transfers::receive(int from, void* data, size_t bytes) {
   const auto& mpi = library();
   for (size_t begin = 0; begin < bytes; begin += channel_.most_bytes()) {
     const auto length = static_cast<int>(part(bytes, begin, channel_.most_bytes()));
-    requests_.push_back(0);
-    peers_.push_back(from);
+    auto& message = messages_.emplace_back(Message{0, from, length, true});
     check(mpi.irecv(static_cast<char*>(data) + begin, length, mpi.byte, from, tag_, channel_.communicator(),
-                    &requests_.back()));
+                    &message.request));
   }
 }
 
 bool Transfers::holds() {
-  for (; !requests_.empty(); requests_.pop_back(), peers_.pop_back()) {
+  for (; !messages_.empty(); messages_.pop_back()) {
     int done = 0;
-    check(library().test(&requests_.back(), &done, library().ignore_status));
-    if (!done) {
-      awaited_ = peers_.back();
-      return false;
-    }
+    Status status{};
+    check(library().test(&messages_.back().request, &done, &status));
+    if (!done) return false;
+    if (messages_.back().received) check_length(messages_.back(), status);
   }
   return true;
+}
+
+// MPI reports a message that is too long, but not one that is too short.
+void Transfers::check_length(const Message& message, const Status& status) const {
+  int bytes = 0;
+  check(library().get_count(&status, library().byte, &bytes));
+  if (bytes == message.bytes) return;
+  throw TransportError("rank " + std::to_string(message.peer) + " has sent " + std::to_string(bytes) + " bytes where " +
+                       std::to_string(message.bytes) +
+                       " were expected: ranks make different calls; make the same ones in the same order");
 }
 
 }  // namespace cpudist::mpi

@@ -59,14 +59,21 @@ class Transfers final : public Condition {
   void send(int to, const void* data, size_t bytes);
   void receive(int from, void* data, size_t bytes);
   bool holds() override;
-  int awaited_rank() override { return awaited_; }
+  int awaited_rank() override { return messages_.empty() ? -1 : messages_.back().peer; }
 
  private:
   const Channel& channel_;
   const int tag_;
-  std::vector<Handle> requests_;
-  std::vector<int> peers_;
-  int awaited_ = -1;
+  struct Message {
+    Handle request;
+    int peer;
+    int bytes;
+    bool received;
+  };
+
+  void check_length(const Message& message, const Status& status) const;
+
+  std::vector<Message> messages_;
 };
 
 }  // namespace cpudist::mpi

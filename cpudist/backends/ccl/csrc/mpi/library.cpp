@@ -39,7 +39,6 @@ class Symbols {
 
 // The constants of an ABI: mpi.h of MPICH 3 to 5, of Open MPI 2 to 5, and of the MPI 5.0 standard (section 20.3).
 void set_constants(Library& library, const std::string& file, const Symbols& symbols) {
-  library.ignore_status = nullptr;
   if (file.starts_with("libmpi_abi.")) {
     library.world = 0x101;
     library.byte = 0x247;
@@ -52,7 +51,6 @@ void set_constants(Library& library, const std::string& file, const Symbols& sym
     library.world = 0x44000000;
     library.byte = 0x4c00010d;
     library.errors_return = 0x54000001;
-    library.ignore_status = reinterpret_cast<void*>(1);
   }
 }
 
@@ -71,6 +69,7 @@ void use(const std::string& file) {
   symbols.find("MPI_Isend", found.isend);
   symbols.find("MPI_Irecv", found.irecv);
   symbols.find("MPI_Test", found.test);
+  symbols.find("MPI_Get_count", found.get_count);
   symbols.find("MPI_Error_string", found.error_string);
   used = found;
   // MPICH reports some errors of a request to the world's handler, which ends the process by default.

@@ -2,6 +2,7 @@
 // with MPICH's ABI (MPICH, Intel MPI, Cray MPICH), Open MPI, and those with the standard ABI of MPI 5.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -12,11 +13,13 @@ namespace cpudist::mpi {
 // store either, so this type serves all ABIs.
 using Handle = std::intptr_t;
 
+// Room for an MPI_Status of any MPI.
+using Status = std::array<std::int64_t, 8>;
+
 struct Library {
   Handle world;
   Handle byte;
   Handle errors_return;
-  void* ignore_status;
   int (*comm_rank)(Handle, int*);
   int (*comm_group)(Handle, Handle*);
   int (*group_incl)(Handle, int, const int*, Handle*);
@@ -26,6 +29,7 @@ struct Library {
   int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
   int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
   int (*test)(Handle*, int*, void*);
+  int (*get_count)(const void*, Handle, int*);
   int (*error_string)(int, char*, int*);
 };
 
