@@ -16,6 +16,7 @@ JOBS = {
     "intel-mpi, 3 ranks": jobs.mpirun(3, sys.executable),
     # Without -ppn MPICH 4.0's Hydra maps one rank per host, and Intel MPI's library aborts in MPI_Init.
     "mpich, 2 ranks": ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable],
+    "open-mpi, 3 ranks": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable],
     "torchrun, 2 ranks": jobs.torchrun(2),
 }
 
@@ -36,4 +37,4 @@ def run_all(launch: list[str], *checks: str, **env: str) -> jobs.Result:
 
 def only(transport: str) -> dict[str, str]:
     """The variables by which a job uses this transport; shared memory is what it takes by itself."""
-    return {"CPUDIST_TRANSPORT": "oneccl"} if transport == "oneccl" else {}
+    return {} if transport == "shared_memory" else {"CPUDIST_TRANSPORT": transport}

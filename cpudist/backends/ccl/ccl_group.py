@@ -80,7 +80,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     ]
     if len({member["wire"] for member in members}) > 1:
         raise UserError("ranks ask for different formats of compressed gradients; give the same on all of them")
-    shared_memory = _may_share_memory({member["transport"] for member in members})
+    shared_memory, mpi = _chosen_transports({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
     spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
     # Only the default group contains all ranks of the job that use the node's cores.
@@ -95,11 +95,14 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
             f"warning: large sums go without shared memory, since hosts have {counts} ranks; start as many on each of"
             " them"
         )
-    extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
-    # Creating a communicator of oneCCL cannot be interrupted. All ranks have come, so it takes seconds.
+    if mpi:
+        extension.start_mpi()
+    else:
+        extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
+    # Creating a communicator cannot be interrupted. All ranks have come, so it takes seconds.
     with bounded(f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS), rank == 0):
         return module.create_group(
-            PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, wire
+            PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, mpi, wire
         )
 
 
@@ -121,14 +124,20 @@ def _unequal_counts(nodes: list[int]) -> str:
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else ""
 
 
-def _may_share_memory(chosen: set[str]) -> bool:
-    """Return whether shared memory may be used inside a machine, from all ranks' values of CPUDIST_TRANSPORT.
+def _chosen_transports(chosen: set[str]) -> tuple[bool, bool]:
+    """Return whether shared memory may be used inside a machine, and whether MPI replaces oneCCL.
+
+    Args:
+        chosen: the values of CPUDIST_TRANSPORT on all ranks. "mpi" is MPI and shared memory; "oneccl" and "mpi-alone"
+            are without shared memory.
 
     Raises:
         UserError: a value is invalid, or the values differ.
     """
-    if unknown := chosen - {"", "oneccl"}:
-        raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")
+    if unknown := chosen - {"", "oneccl", "mpi", "mpi-alone"}:
+        raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to mpi or oneccl, or not at all")
     if len(chosen) > 1:
-        raise UserError("CPUDIST_TRANSPORT is oneccl on some ranks only; set it on all of them, or on none")
-    return chosen == {""}
+        named = max(chosen)
+        raise UserError(f"CPUDIST_TRANSPORT is {named} on some ranks only; set it on all of them, or on none")
+    value = chosen.pop()
+    return value in ("", "mpi"), value.startswith("mpi")

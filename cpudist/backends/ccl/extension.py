@@ -6,6 +6,8 @@ oneCCL takes its settings from the environment when it starts. The user's own se
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -24,6 +26,8 @@ from cpudist.rendezvous import mpi
 
 Transport = Literal["mpi", "ofi"]
 
+# File names of the libraries with MPICH's ABI, of Open MPI, and with the standard ABI of MPI 5.
+_MPI_LIBRARIES = ("libmpi.so.12", "libmpi.so.40", "libmpi_abi.so.1")
 _START_SECONDS = 300.0  # Time limit of MPI_Init, which waits for the other ranks.
 # With more than two hosts, MPI's own sums make several hosts send to one at once, and a slow network drops packets. At
 # 100 Mbit/s three hosts reach 0.5 of the rate and four 0.8, rings 0.95. Small sums are slower in rings.
@@ -75,6 +79,29 @@ def start(chosen: str | None, hosts: int) -> None:
             if module.sums:
                 changes.variable("CCL_ALLREDUCE", module.sums)
             module.start()
+
+
+def start_mpi() -> None:
+    """Let MPI carry the messages of groups instead of oneCCL, by the launcher's own library.
+
+    Raises:
+        UserError: the launcher has not created an MPI world.
+    """
+    module, launcher = load(), launchers.detect()
+    rendezvous = launcher.rendezvous()
+    if not isinstance(rendezvous, launchers.OverMpi):
+        raise UserError(f"CPUDIST_TRANSPORT=mpi needs ranks that mpirun has started, not {launcher.name}; unset it")
+    mpi.initialise(_START_SECONDS, rendezvous.library or str(find_libraries() / "libmpi.so.12"))
+    module.use_mpi(_loaded_mpi())
+    module.transport = "mpi"
+
+
+def _loaded_mpi() -> str:
+    for name in _MPI_LIBRARIES:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+            return name
+    raise UserError(f"this process has loaded an MPI library whose ABI is not known; known are {_MPI_LIBRARIES}")
 
 
 def apply_settings() -> Transport:

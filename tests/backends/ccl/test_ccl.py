@@ -45,6 +45,20 @@ def test_collectives_over_oneccl_alone(name: str, progress: str, checks: str) ->
 
 @pytest.mark.job
 @pytest.mark.parametrize(
+    ("name", "checks"),
+    [
+        ("open-mpi, 3 ranks", "collectives.py 8, edges, semantics"),
+        pytest.param("intel-mpi, 3 ranks", "collectives.py 12, edges, progress, semantics", marks=LONG),
+        pytest.param("mpich, 2 ranks", "collectives.py 12, edges, progress, semantics", marks=LONG),
+    ],
+)
+def test_collectives_over_mpi_alone(name: str, checks: str) -> None:
+    """One binary: Open MPI's handles are pointers, MPICH's are integers."""
+    check_passed(JOBS[name], checks, "carried by mpi\n", CPUDIST_TEST_PROGRESS="naps", **only("mpi-alone"))
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(
     ("ranks", "checks", "carriers"),
     [
         (4, "collectives.py 6, progress, threads", "oneccl and shared_memory"),
@@ -65,10 +79,13 @@ def test_a_future_wakes_the_thread_that_completes_it() -> None:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize(("ranks", "wire"), [(3, "bf16"), (4, "int8")])
-def test_allreduces_that_are_converted_across_hosts(ranks: int, wire: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "wire", "transport"), [(3, "bf16", ""), (4, "int8", ""), (4, "bf16", "mpi"), (3, "int8", "mpi")]
+)
+def test_allreduces_that_are_converted_across_hosts(ranks: int, wire: str, transport: str) -> None:
     """Sums within what the format allows, the same bits on all ranks, and errors that the next calls make good."""
-    check_passed(jobs.mpirun(ranks, sys.executable), f"compressed.py {wire}", CPUDIST_TEST_HOSTS="2")
+    env = {"CPUDIST_TEST_HOSTS": "2", "CPUDIST_TRANSPORT": transport}
+    check_passed(jobs.mpirun(ranks, sys.executable), f"compressed.py {wire}", **env)
 
 
 def check_passed(launch: list[str], checks: str, *said: str, **env: str) -> None:

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.job
     ],
 )
 def test_ranks_that_do_not_fit_together_get_one_error(what: str, told: set[int], words: str) -> None:
-    """Different counts over oneCCL; shared memory by itself: the scenario `counts` of shared_memory/."""
-    over_oneccl = told == {0, 1, 2}
-    name, transport = ("intel-mpi, 3 ranks", "oneccl") if over_oneccl else ("intel-mpi, 2 ranks", "shared_memory")
+    """Different counts over oneCCL or MPI; shared memory by itself: the scenario `counts` of shared_memory/."""
+    transport = {"counts": "oneccl", "gather": "oneccl", "scatter": "mpi-alone"}.get(what, "shared_memory")
+    name = "intel-mpi, 2 ranks" if transport == "shared_memory" else "intel-mpi, 3 ranks"
     result = run(JOBS[name], "disagree.py", what, timeout=100, **only(transport))
     assert result.returncode != 0
     found = re.finditer(rf"rank (?P<rank>\d) after .*?{words}", result.stdout)

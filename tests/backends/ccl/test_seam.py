@@ -5,7 +5,7 @@ import re
 from cpudist.backends.ccl.compilation import SOURCES
 
 _PARTS = "transport|parallel|rendezvous|traffic|transport_selection|hierarchy"
-_BELOW = re.compile(rf"({_PARTS})\.[ch]pp|(kernels|oneccl|shared_memory)/.*")
+_BELOW = re.compile(rf"({_PARTS})\.[ch]pp|(kernels|mpi|oneccl|shared_memory)/.*")
 FILES = {str(path.relative_to(SOURCES)): path.read_text() for path in SOURCES.rglob("*.[ch]pp")}
 BELOW = {name: text for name, text in FILES.items() if _BELOW.fullmatch(name)}
 TORCH = re.compile(r"#include <(torch|ATen|c10|pybind11)|\b(at|c10|c10d|torch|pybind11|py)::")

@@ -8,6 +8,7 @@
 #include "computing_threads.hpp"
 #include "engine.hpp"
 #include "errors.hpp"
+#include "mpi/library.hpp"
 #include "oneccl/communicator.hpp"
 #include "process_group.hpp"
 #include "store.hpp"
@@ -30,16 +31,17 @@ cpudist::Wire wire_of(const std::string& name) {
 }
 
 // Creates a process group; all its ranks call this. `store` belongs to this group alone. nodes[r]: the machine of rank
-// r. `wire`: how its allreduces of float32 cross the network, "float32", "bf16" or "int8". `round_bytes`: see Group.
+// r. `mpi`: MPI instead of oneCCL. `wire`: how its allreduces of float32 cross the network, "float32", "bf16" or "int8". `round_bytes`: see Group.
 c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, const std::vector<int>& nodes,
                                                double timeout_seconds, const std::string& name, bool shared_memory,
-                                               const std::string& wire, size_t round_bytes) {
+                                               bool mpi, const std::string& wire, size_t round_bytes) {
   cpudist::C10dStore group_store(store);
   const int size = static_cast<int>(nodes.size());
   const auto timeout = milliseconds(timeout_seconds);
   std::string warning;
   const cpudist::Group group{rank, size, nodes, timeout, &group_store, wire_of(wire), round_bytes};
-  auto transport = Engine::get().exclusively([&] { return cpudist::make_transport(group, shared_memory, warning); });
+  const cpudist::Choice choice{shared_memory, mpi};
+  auto transport = Engine::get().exclusively([&] { return cpudist::make_transport(group, choice, warning); });
   if (rank == 0 && !warning.empty()) {
     std::cerr << "cpudist: warning: " + warning + "\n" << std::flush;
   }
@@ -80,6 +82,7 @@ py::dict traffic() {
     if (carried.calls > 0) result[transport] = py::make_tuple(carried.calls.load(), carried.bytes.load());
   };
   add("oneccl", cpudist::oneccl_traffic);
+  add("mpi", cpudist::mpi_traffic);
   add("shared_memory", cpudist::shared_memory_traffic);
   return result;
 }
@@ -127,8 +130,9 @@ py::object calls() {
 PYBIND11_MODULE(cpudist_ccl, module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   module.def("start", &cpudist::oneccl::start, Unlocked());
+  module.def("use_mpi", &cpudist::mpi::use, py::arg("library"));
   module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"),
-             py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), py::arg("wire"),
+             py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), py::arg("mpi"), py::arg("wire"),
              py::arg("round_bytes") = size_t{1} << 30, Unlocked());
   module.def("allreduce_with_residual", &allreduce_with_residual, py::arg("group"), py::arg("tensor"),
              py::arg("residual"), Unlocked());

@@ -17,6 +17,7 @@ struct Traffic {
   }
 };
 
+inline Traffic mpi_traffic;
 inline Traffic oneccl_traffic;
 inline Traffic shared_memory_traffic;
 

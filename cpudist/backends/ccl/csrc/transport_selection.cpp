@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "mpi/transport.hpp"
 #include "oneccl/transport.hpp"
 #include "shared_memory/transport.hpp"
 
@@ -24,29 +25,35 @@ TransportPtr share_memory_on_each_machine(const Group& group, const Placement& p
   return nullptr;
 }
 
-TransportPtr make_across_machines(const Group& group, const Placement& place, std::string& why) {
+// Creates what carries messages between any ranks.
+TransportPtr make_general(const Group& group, bool mpi, std::unique_ptr<Hierarchy> hierarchy = nullptr) {
+  return mpi ? mpi::create(group, std::move(hierarchy)) : oneccl::create(group, std::move(hierarchy));
+}
+
+TransportPtr make_across_machines(const Group& group, const Placement& place, bool mpi, std::string& why) {
   auto inside = place.even ? share_memory_on_each_machine(group, place, why) : nullptr;
-  if (!inside) return oneccl::create(group);
+  if (!inside) return make_general(group, mpi);
   PrefixStore store(group.store, "across/" + std::to_string(place.local_rank));
   std::vector<int> nodes(place.node_count);
   std::iota(nodes.begin(), nodes.end(), 0);
-  auto across = oneccl::create({place.node, place.node_count, nodes, group.timeout, &store, group.wire});
+  auto across = make_general({place.node, place.node_count, nodes, group.timeout, &store, group.wire}, mpi);
   auto whole = group;
   whole.wire = Wire::kFloat32;
-  return oneccl::create(whole, std::make_unique<Hierarchy>(std::move(inside), std::move(across), place));
+  return make_general(whole, mpi, std::make_unique<Hierarchy>(std::move(inside), std::move(across), place));
 }
 
 }  // namespace
 
 // The choice depends only on values that are the same on all ranks, so ranks cannot choose differently.
-TransportPtr make_transport(const Group& group, bool shared_memory, std::string& warning) {
+TransportPtr make_transport(const Group& group, Choice choice, std::string& warning) {
   const Placement place(group.nodes, group.rank);
   const bool one_rank_each = place.node_count > 1 && place.even && place.local_size == 1;
-  if (!shared_memory || one_rank_each) return oneccl::create(group);
+  if (!choice.shared_memory || one_rank_each) return make_general(group, choice.mpi);
   std::string why;
-  auto transport = place.node_count > 1 ? make_across_machines(group, place, why) : shared_memory::create(group, why);
+  auto transport =
+      place.node_count > 1 ? make_across_machines(group, place, choice.mpi, why) : shared_memory::create(group, why);
   if (!why.empty()) warning = "not using shared memory inside a machine: " + why;
-  return transport ? std::move(transport) : oneccl::create(group);
+  return transport ? std::move(transport) : make_general(group, choice.mpi);
 }
 
 }  // namespace cpudist

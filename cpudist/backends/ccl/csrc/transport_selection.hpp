@@ -5,9 +5,14 @@
 
 namespace cpudist {
 
-// Creates the transport of a group. All ranks of the group call this with the same `shared_memory`, which says whether
-// our own transport may be used inside a machine. Where it may but cannot, `warning` says why in one line, the same on
-// all ranks. Throws TransportError.
-TransportPtr make_transport(const Group& group, bool shared_memory, std::string& warning);
+// The transports that a group may use.
+struct Choice {
+  bool shared_memory;  // inside a machine
+  bool mpi;            // MPI instead of oneCCL
+};
+
+// Creates the transport of a group. All ranks of the group call this with the same choice. Where shared memory may be
+// used but cannot, `warning` says why in one line, the same on all ranks. Throws TransportError.
+TransportPtr make_transport(const Group& group, Choice choice, std::string& warning);
 
 }  // namespace cpudist

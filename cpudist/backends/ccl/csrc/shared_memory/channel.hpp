@@ -26,7 +26,7 @@
 #include <cstdint>
 #include <string>
 
-#include "coroutine.hpp"
+#include "../coroutine.hpp"
 #include "segment.hpp"
 #include "signature.hpp"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "channel.hpp"
-#include "coroutine.hpp"
+#include "../coroutine.hpp"
 
 namespace cpudist::shared_memory {
 

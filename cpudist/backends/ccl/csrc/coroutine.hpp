@@ -5,7 +5,7 @@
 #include <coroutine>
 #include <utility>
 
-namespace cpudist::shared_memory {
+namespace cpudist {
 
 // The operand of co_await, for which a coroutine waits; it lives in the coroutine's frame.
 class Condition {
@@ -40,6 +40,7 @@ class Coroutine {
     void return_void() const noexcept {}
     void unhandled_exception() const { throw; }
     Stop await_transform(Condition&& condition) const noexcept { return {condition}; }
+    Stop await_transform(Condition& condition) const noexcept { return {condition}; }
   };
 
   Coroutine(Coroutine&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -64,4 +65,4 @@ class Coroutine {
 
 inline void Coroutine::Stop::await_suspend(Handle handle) const noexcept { handle.promise().awaited = &condition; }
 
-}  // namespace cpudist::shared_memory
+}  // namespace cpudist

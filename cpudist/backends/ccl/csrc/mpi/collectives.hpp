@@ -1,0 +1,62 @@
+// Collectives as messages between pairs of ranks; each is a coroutine for one call, or for a piece of one.
+//
+// In step k a rank sends to the rank k places above it and receives from the one k places below, so no two ranks send to
+// the same one at once, as MPI's own collectives do, and a slow network drops no packets. Small messages all leave in
+// one step. Sums are added in the order of ranks, on one rank for all, so every rank receives the same bits.
+#pragma once
+
+#include <functional>
+
+#include "../kernels/wire.hpp"
+#include "channel.hpp"
+
+namespace cpudist::mpi {
+
+using Scratch = std::unique_ptr<std::byte[]>;
+
+inline Scratch allocate(size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
+
+// Calls with no more bytes than this to all peers together take one step: their time is latency.
+constexpr size_t kOneStepBytes = size_t{64} << 10;
+
+constexpr int kAllRanks = -1;
+
+// A reduction of elements of `width` bytes.
+struct Combination {
+  kernels::Reduce kernel;
+  size_t width;
+};
+
+// inputs[r] goes to rank r, and outputs[r] comes from it; counts are in bytes. The own data is copied.
+Coroutine exchange(Channel& channel, int tag, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
+                   std::vector<std::byte*> outputs, std::vector<size_t> output_bytes);
+
+// Down a binary tree from the root if the data is small, otherwise from rank to rank: then pieces follow each other.
+Coroutine broadcast(Channel& channel, int tag, std::byte* data, size_t bytes, int root, bool tree);
+
+// inputs[r], of counts[r] elements, is this rank's contribution to rank r's output.
+Coroutine reduce_scatter(Channel& channel, int tag, std::vector<const std::byte*> inputs, std::byte* output,
+                         std::vector<size_t> counts, Combination combination);
+
+// Every rank adds its share of the elements, and sends the result to the root, or to all ranks.
+Coroutine reduce(Channel& channel, int tag, const std::byte* input, std::byte* output, size_t count,
+                 Combination combination, int root);
+
+// The same in one step: every rank sends all to the root, or to all ranks, which reduce it.
+Coroutine reduce_at_once(Channel& channel, int tag, const std::byte* input, std::byte* output, size_t count,
+                         Combination combination, int root);
+
+// A sum or average of float32, in place, whose values cross the network in the format of `wire`. Each rank adds its
+// share in float32, in the order own, first rank, second rank, …, and converts the result once. `residual` may be null;
+// otherwise it holds errors of earlier calls, which are added and replaced by those of this call.
+Coroutine compressed_allreduce(Channel& channel, int tag, float* data, float* residual, size_t count, Wire wire,
+                               bool average);
+
+// Throws the same error on all ranks if the counts of some rank are not those of the others; counts[r]: of rank r.
+Coroutine agree(Channel& channel, int tag, const char* name, std::vector<size_t> counts);
+
+// Throws the same error on all ranks if a rank sends another number of bytes than its peer expects.
+Coroutine agree_on_alltoall(Channel& channel, int tag, std::vector<size_t> input_bytes,
+                            std::vector<size_t> output_bytes);
+
+}  // namespace cpudist::mpi

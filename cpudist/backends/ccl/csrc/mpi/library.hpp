@@ -1,0 +1,46 @@
+// The functions of the MPI library that the process has loaded, found at run time. So one binary serves every MPI: those
+// with MPICH's ABI (MPICH, Intel MPI, Cray MPICH), Open MPI, and those with the standard ABI of MPI 5.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace cpudist::mpi {
+
+// A communicator, group, datatype, error handler or request. In MPICH's ABI it is an int, in the others a pointer. An
+// int argument is passed in the low half of the register that a pointer takes (x86-64, aarch64), and a zeroed Handle can
+// store either, so this type serves all ABIs.
+using Handle = std::intptr_t;
+
+// Room for an MPI_Status of any MPI.
+using Status = std::array<std::int64_t, 8>;
+
+struct Library {
+  Handle world;
+  Handle byte;
+  Handle errors_return;
+  int (*comm_rank)(Handle, int*);
+  int (*comm_group)(Handle, Handle*);
+  int (*group_incl)(Handle, int, const int*, Handle*);
+  int (*group_free)(Handle*);
+  int (*comm_create_group)(Handle, Handle, int, Handle*);
+  int (*comm_set_errhandler)(Handle, Handle);
+  int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
+  int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
+  int (*test)(Handle*, int*, void*);
+  int (*get_count)(const void*, Handle, int*);
+  int (*error_string)(int, char*, int*);
+};
+
+// Uses the library with this file name, such as "libmpi.so.12". Throws std::runtime_error if the process has not loaded
+// it, or if it lacks a function.
+void use(const std::string& file);
+
+// The library in use. Throws std::logic_error before `use`.
+const Library& library();
+
+// Throws TransportError if an MPI function has returned an error.
+void check(int status);
+
+}  // namespace cpudist::mpi

@@ -1,0 +1,13 @@
+// MPI as a transport.
+#pragma once
+
+#include "../hierarchy.hpp"
+#include "../rendezvous.hpp"
+
+namespace cpudist::mpi {
+
+// Creates the transport; all ranks of the group call this. `hierarchy` does the allreduces that it can, where there is
+// one.
+TransportPtr create(const Group& group, std::unique_ptr<Hierarchy> hierarchy = nullptr);
+
+}  // namespace cpudist::mpi
