@@ -163,10 +163,7 @@ def wrap(
     """
     job = require()
     scheme = job.communication.applicable(compress)
-    wrapped = job.backend.wrap(model, **options)
-    job.communication.compress(wrapped, scheme)
-    job.record.note_gradients_of(wrapped)
-    return wrapped
+    return job.communication.wrap(lambda: job.backend.wrap(model, **options), scheme)
 
 
 def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:

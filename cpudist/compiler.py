@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cpudist import user_cache
 from cpudist.console import duration, say
@@ -30,17 +30,6 @@ from cpudist.waiting import poll
 _LOG = "compile.log"
 _COMPILE_SECONDS = 900.0
 _SCRATCH = "compiling-"
-
-# g++ starts other programs, which survive if a signal kills this process. The shell's standard input is a pipe from
-# this process. When the pipe closes, the shell removes the temporary files and kills all of these programs.
-_ENDS_WITH_PIPE = """
-exec 3<&0
-(read line <&3; rm -rf "$0"; kill -KILL 0) &
-"$@" 3<&- </dev/null
-status=$?
-kill -KILL $!
-exit $status
-"""
 
 
 @dataclass(frozen=True)
@@ -246,7 +235,7 @@ def _take(handle: IO[bytes]) -> bool:
 def _compile(compiler: Compiler, library: Library, target: Path) -> None:
     begin = time.monotonic()
     say(f"compiling {library.what} (once, {library.duration})")
-    for left in target.parent.glob(f"{_SCRATCH}*"):  # left by a machine that went down; this process holds the lock
+    for left in target.parent.glob(f"{_SCRATCH}*"):  # left by a compile that was killed; this process holds the lock
         shutil.rmtree(left, ignore_errors=True)
     log = target.parent / _LOG
     # Compile into a temporary folder, then move the file, so that no process loads an incomplete one.
@@ -270,17 +259,10 @@ def _run(command: list[str], scratch: str, log: Path) -> int:
     with log.open("w") as output:
         output.write(" ".join(command) + "\n")
         output.flush()
-        with subprocess.Popen(
-            ["sh", "-c", _ENDS_WITH_PIPE, scratch, *command],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "TMPDIR": scratch},
-            start_new_session=True,
-        ) as process:
-            try:
-                return process.wait(_COMPILE_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise UserError(
-                    f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
-                ) from None
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        try:
+            return subprocess.call(command, **streams, env={**os.environ, "TMPDIR": scratch}, timeout=_COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
+            ) from None

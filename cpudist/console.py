@@ -9,9 +9,7 @@ import json
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import NoReturn
 
@@ -33,28 +31,6 @@ def say(line: str, program: str = "cpudist") -> None:
     A standard error that is closed or full is ignored.
     """
     _write(f"{program}: {line}\n")
-
-
-@contextmanager
-def counted_seconds() -> Iterator[None]:
-    """Show on a terminal the seconds that the block has taken so far; nothing in a file or a pipe."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield
-        return
-    begin, ended = time.monotonic(), threading.Event()
-
-    def count() -> None:
-        while not ended.wait(1):
-            _write(f"\r{time.monotonic() - begin:.0f} s")
-        _write("\r\033[K")
-
-    counting = threading.Thread(target=count, daemon=True)
-    counting.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        counting.join()
 
 
 def show_lines_at_once() -> None:

@@ -21,6 +21,10 @@ _HOW = {
     "ended": "ended without an error message (killed, out of memory, or crashed?)",
     "unreachable": "cannot be reached any more (host down, or its link?)",
 }
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (dmesg there tells whether memory ran out)",
+    signal.SIGBUS: " (/dev/shm there is full? see df /dev/shm, and mount more, as docker run --shm-size=2g does)",
+}
 
 
 @dataclass(frozen=True)
@@ -99,5 +103,4 @@ def _file(job: str) -> str:
 def killed_by(number: int) -> str:
     """Return words that follow a rank's name, such as "was killed by SIGTERM"."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    hint = " (dmesg there tells whether memory ran out)" if number == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    return f"was killed by {name}{_HINTS.get(number, '')}"

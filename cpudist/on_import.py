@@ -5,9 +5,9 @@ Importing transformers or accelerate up front would take seconds, even in script
 
 from __future__ import annotations
 
-import importlib.abc
 import sys
 from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
     """
     if name in sys.modules:
         spec = sys.modules[name].__spec__
-        if getattr(spec, "_initializing", False):  # called from within the import of the module itself
+        if spec is not None and getattr(spec, "_initializing", False):  # called within the import of the module itself
             return _at_end_of_import(spec, action)
         action(sys.modules[name])
         return lambda: None
@@ -32,27 +32,30 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
     return finder.remove
 
 
-def _at_end_of_import(spec: Any, action: Action) -> Callable[[], None]:
-    """Call `action` when the import system marks `spec` as initialised; its module is still being executed."""
+class _Watched(ModuleSpec):
+    """A spec that calls `actions` when the import system marks it as initialised, after the module's execution."""
 
-    class Announcing(ModuleSpec):
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, value)
-            if name == "_initializing" and not value:
-                cancel()
-                if self.name in sys.modules:  # otherwise the import has failed
+    actions: list[Action]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            if self.name in sys.modules:  # otherwise the import has failed
+                for action in self.actions:
                     action(sys.modules[self.name])
 
-    def cancel() -> None:
-        spec.__class__ = before
 
-    before = spec.__class__
-    spec.__class__ = Announcing
-    return cancel
+def _at_end_of_import(spec: ModuleSpec, action: Action) -> Callable[[], None]:
+    if not isinstance(spec, _Watched):
+        spec.__class__ = _Watched
+    actions = vars(spec).setdefault("actions", [])
+    actions.append(action)
+    return lambda: actions.remove(action) if action in actions else None
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module through the finders after this one, and wraps the loader that they return."""
+class _Finder(MetaPathFinder):
+    """Finds one module through the finders after this one, and watches its import."""
 
     def __init__(self, name: str, action: Action) -> None:
         self._name = name
@@ -63,33 +66,13 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._action)
-                return spec
-        return None
+        following = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(fullname, path, target) for finder in following)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None:
+            _at_end_of_import(spec, self._action)
+        return spec
 
     def remove(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-
-
-class _Loader(importlib.abc.Loader):
-    """Runs the module's own loader, then the action."""
-
-    def __init__(self, loader: importlib.abc.Loader, action: Action) -> None:
-        self._loader = loader
-        self._action = action
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        # inspect and pickle read these: they must name the module's own loader.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._action(module)

@@ -6,12 +6,11 @@ under plain `python`, so pickling, dataclasses and multiprocessing work as usual
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -42,35 +41,6 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
     if path.is_dir():
         raise UserError(f"{name} is a folder; give a script in it, or -m and a package's name")
     raise UserError(f"there is no script {name} in {Path.cwd()}; give the path of a script, or -m and a module")
-
-
-def missing_packages(script: str) -> list[str]:
-    """Return the packages that `script` imports at its beginning and that are not installed.
-
-    Later imports are not checked: other statements and the script's own modules may change sys.path.
-    """
-    missing = []
-    for name in _first_imports(script):
-        if PathFinder.find_spec(name, [str(Path(script).resolve().parent)]) is not None:
-            break
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
-            missing.append(name)
-    return missing
-
-
-def _first_imports(script: str) -> Iterator[str]:
-    """Yield the top-level names of the imports with which a script begins."""
-    try:
-        body = ast.parse(Path(script).read_bytes()).body
-    except (OSError, SyntaxError, ValueError):  # Python reports it when the script runs
-        return
-    for statement in body:
-        if isinstance(statement, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            yield statement.module.partition(".")[0]
-        elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
-            return
 
 
 def _run_script(path: Path, args: list[str]) -> None:

@@ -10,12 +10,14 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,40 @@ pytest_add_cli_args = {arguments}
 process_isolation = "forkserver"
 timeout_multiplier = 5.0
 timeout_constant = 3.0
+debug = true
 do_not_mutate_patterns = ['^\\s*raise \\w', '^\\s*(say|warn|print)\\(']
+"""
+
+# A plugin of pytest that every Python process of a test imports, too: mutmut itself learns only from pytest's process
+# which functions a test has called. Tests that start no process run first.
+_PLUGIN = """
+import os
+
+import pytest
+from mutmut.mutation import trampoline
+from mutmut.state import state
+
+_CALLS = os.environ["CPUDIST_MUTANTS_CALLS"]
+_called = set()
+
+def _record(name, caller=None):
+    if name not in _called:
+        _called.add(name)
+        with open(_CALLS, "a") as file:
+            file.write(f"{name}\\n")
+
+trampoline.record_trampoline_hit = _record
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown():
+    _called.clear()
+    if os.path.exists(_CALLS):
+        with open(_CALLS) as file:
+            state()._stats.update(file.read().split())
+        os.unlink(_CALLS)
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.get_closest_marker("job") is not None)
 """
 
 
@@ -56,10 +91,21 @@ def main() -> None:
                 (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, Path(folder) / name, follow_symlinks=False)
         os.chdir(folder)
+        observers = Path("cpudist/observability/observers.py")  # it would take mutmut's functions for public methods
+        observers.write_text(observers.read_text().replace('startswith("_"):', 'startswith(("_", "x_", "x\u01c1")):'))
+        Path("called.py").write_text(_PLUGIN)
+        Path("sitecustomize.py").write_text(
+            "import os\nif os.environ.get('MUTANT_UNDER_TEST') == 'stats':\n    import called\n"
+        )
+        os.environ["PYTHONPATH"] = os.path.join(os.getcwd(), "mutants")
+        os.environ["CPUDIST_MUTANTS_CALLS"] = os.path.join(os.getcwd(), "calls.txt")
         # The store's process runs in Python's isolated mode, without the environment's packages.
         for found in Path(sysconfig.get_path("purelib")).glob("mutmut*"):
             shutil.copytree(found, found.name)
-        enough = [_report(module, options) for module in options.modules]
+        try:
+            enough = [_report(module, options) for module in options.modules]
+        finally:
+            _end_jobs()
     sys.exit(not all(enough))
 
 
@@ -71,11 +117,12 @@ def _report(module: str, options: argparse.Namespace) -> bool:
     modules = [str(source)] if source.is_file() else sorted(map(str, source.rglob("*.py")))
     tests = [_tests_of(name) for name in options.tests or [module]]
     shutil.rmtree("mutants", ignore_errors=True)
+    Path("mutants").mkdir()  # in PYTHONPATH: Python does not look again for a folder that was missing
     settings = _SETTINGS.format(
         modules=modules,
         others=[name for name in os.listdir() if name not in ("cpudist", "mutants")],
         tests=tests,
-        arguments=["-p", "no:cacheprovider", *([] if options.jobs else ["-m", "not job"])],
+        arguments=["-p", "no:cacheprovider", "-p", "called", *([] if options.jobs else ["-m", "not job"])],
     )
     Path("pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
     names = sorted(name for path in modules for name in _mutants(path))
@@ -86,7 +133,7 @@ def _report(module: str, options: argparse.Namespace) -> bool:
     with log.open("w") as file:
         done = subprocess.run(["mutmut", "run", "--max-children", "1", *names], stdout=file, stderr=file, check=False)
     if done.returncode:
-        sys.exit(log.read_text()[-5000:])
+        sys.exit(re.sub(r"\S? ?(Running stats|Generating mutants) *\n", "", log.read_text())[-5000:])
     codes: dict[str, int | None] = {}
     for path in modules:
         codes |= json.loads(Path("mutants", f"{path}.meta").read_text())["exit_code_by_key"]
@@ -103,6 +150,16 @@ def _report(module: str, options: argparse.Namespace) -> bool:
     killed, all_ = len(names) - len(survivors), len(names)
     print(f"\n== {module}: {killed} of {all_} killed, {killed / all_:.0%}; {accepted} may survive", flush=True)
     return killed + accepted >= _ENOUGH * all_
+
+
+def _end_jobs() -> None:
+    """Kill processes that tests have started and that are left, because their mutant was killed after its time."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("PYTHONPATH") == os.environ["PYTHONPATH"]:
+                process.kill()
 
 
 def _tests_of(module: str) -> str:

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cpudist.console import curve, duration, names_of, number_of, option, size
+from cpudist.console import curve, duration, names_of, option, size
 from cpudist.launchers import notebook
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KB"),
-        (64 << 10, "64 KB"),
-        (1536 << 20, "1.5 GB"),
-        (400 << 20, "400 MB"),
-        (128 << 30, "128 GB"),
-        (3 << 50, "3072 TB"),
-    ],
-)
-def test_sizes_are_in_powers_of_1024(count: int, expected: str) -> None:
-    assert size(count) == expected
-
-
-def test_one_and_several() -> None:
-    assert [number_of(count, "core") for count in (0, 1, 2)] == ["0 cores", "1 core", "2 cores"]
+def test_sizes_and_times() -> None:
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KB", 1536 << 20: "1.5 GB", 400 << 20: "400 MB", 3 << 50: "3072 TB"}
+    assert {count: size(count) for count in sizes} == sizes
+    assert [duration(seconds) for seconds in (4.06, 59.9, 90, 3 * 3600)] == ["4.1 s", "59.9 s", "0:01:30", "3:00:00"]
 
 
 def test_of_many_hosts_the_first_are_named() -> None:
@@ -36,10 +21,6 @@ def test_of_many_hosts_the_first_are_named() -> None:
         "h0, h1, h2 and 1 more host",
         "h0, h1, h2 and 2 more hosts",
     ]
-
-
-def test_short_and_long_times() -> None:
-    assert [duration(seconds) for seconds in (4.06, 59.9, 90, 3 * 3600)] == ["4.1 s", "59.9 s", "0:01:30", "3:00:00"]
 
 
 def test_the_curve_of_a_training_that_diverges() -> None:

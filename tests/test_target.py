@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.target import missing_packages, resolve
+from cpudist.target import resolve
 
 # Runs a target in a process of its own, since a target takes over sys.argv, sys.path and __main__.
 _RUN = "from cpudist.target import resolve; resolve({name!r}, {args!r}, module={module})()"
@@ -88,18 +88,3 @@ def test_modules_are_looked_for_without_importing_them(
 def test_unknown_targets_say_what_could_have_been(name: str, part: str) -> None:
     with pytest.raises(UserError, match=part):
         resolve(name, [])
-
-
-def test_packages_that_a_script_imports_first_and_that_are_missing(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    (tmp_path / "neighbour.py").touch()
-    for text, missing in (
-        ('"""Words."""\nfrom __future__ import annotations\nimport os, no_such.part\nfrom nor_this import x', 2),
-        ("import sys\nsys.path.append('lib')\nimport no_such", 0),
-        ("import neighbour\nimport no_such", 0),
-        ("try:\n    import no_such\nexcept ImportError:\n    pass", 0),
-        ("from . import no_such", 0),
-        ("no Python", 0),
-    ):
-        script.write_text(text)
-        assert missing_packages(str(script)) == ["no_such", "nor_this"][:missing], text

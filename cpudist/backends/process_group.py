@@ -16,6 +16,7 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
+from cpudist.backends.ddp_waits import DdpWaits
 from cpudist.backends.interface import Backend
 from cpudist.console import option
 from cpudist.errors import UserError
@@ -45,6 +46,7 @@ class ProcessGroupBackend(Backend):
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
     _powersgd: Any = None  # state of torch's PowerSGD hook
+    _ddp_waits: DdpWaits | None = None
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         bound_new_groups(timeout)
@@ -57,6 +59,8 @@ class ProcessGroupBackend(Backend):
         )
 
     def change_libraries(self, changes: Changes) -> None:
+        self._ddp_waits = DdpWaits()
+        changes.then(self._ddp_waits.watch_all().remove)
         # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)
@@ -97,6 +101,10 @@ class ProcessGroupBackend(Backend):
         if self._powersgd is None:
             return None
         return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
+
+    def communication_seconds(self) -> float | None:
+        """Return the waits in DDP's backward passes; None without DDP: c10d does not count the others."""
+        return None if self._ddp_waits is None else self._ddp_waits.seconds()
 
     def ddp_options(self) -> dict[str, Any]:
         return {"gradient_as_bucket_view": True}  # otherwise each gradient is copied once more (docs/performance.md)

@@ -160,7 +160,9 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
     if backend == CCL:
         model: Any = api.wrap(plain, compress=scheme)
     else:
-        model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
+        model = DistributedDataParallel(
+            plain, process_group=groups[backend], bucket_cap_mb=25, gradient_as_bucket_view=True
+        )
         job.require().backend.compress(model, scheme)
 
     def step() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cpudist.bench import rank_counts
 from cpudist.cli.parser import Parser, count
 from cpudist.cluster import cluster_figures
-from cpudist.console import aligned, counted_seconds, size
+from cpudist.console import aligned, say, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.observability import forecast, summary
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if name.endswith(".py") or (name == "-m" and words):
         if name != "-m":
             resolve(name, words)
-        with counted_seconds():
-            records = [rank_counts.one(measured_ranks.load() or 1, [name, *words]).record]
+        say("the script makes its steps here first")
+        records = [rank_counts.one(measured_ranks.load() or 1, [name, *words]).record]
     else:
         records = [summary.read(Path(word)).record for word in options.words]
     forecast.check(records[0], name)

@@ -85,11 +85,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
 
 
 def job_of(values: dict[str, Any], launcher: Launcher) -> LaunchOptions:
-    """Return the job that a command's options describe.
-
-    Raises:
-        UserError: there is no TARGET, or this process is a rank already.
-    """
+    """Return the job that a command's options describe; `UserError` without TARGET, or in a rank."""
     if launcher.name != "single":
         raise UserError(
             f"this process is a rank of {launcher.name} already, and cpudist starts the ranks itself; "

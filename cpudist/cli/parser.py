@@ -110,10 +110,10 @@ def shown_once(launcher: Launcher) -> contextlib.AbstractContextManager[object]:
 def with_dashes(words: Sequence[str]) -> list[str]:
     """Return the words with options spelled `--like-this`, even if the user wrote `--like_this`.
 
-    Words after `--` are not changed.
+    A script and `--` end the command's own options: the words after them are not changed.
     """
     words = list(words)
-    ours = words.index("--") if "--" in words else len(words)
+    ours = next((place for place, word in enumerate(words) if word == "--" or word.endswith(".py")), len(words))
     return [_with_dashes(word) for word in words[:ours]] + words[ours:]
 
 

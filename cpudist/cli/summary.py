@@ -18,14 +18,13 @@ Trainer, or a run record (cpudist-train --record).
 """
 EPILOG = """\
 examples:
-  two runs of a Trainer, with their losses in one picture:
-    cpudist summary out/lr-1e-4 out/lr-3e-4 --plot losses.png
+  two runs of a Trainer:
+    cpudist summary out/lr-1e-4 out/lr-3e-4
 """
 
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an output folder, or a run record")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the losses (needs matplotlib)")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
@@ -36,6 +35,3 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         print("", *ranks, sep="\n")
     if differing := summary.differences(runs):
         print("\ndifferent options:", *differing, sep="\n  ")
-    if options.plot is not None:
-        summary.draw(runs, options.plot)
-        print(f"\nlosses: {options.plot}")

@@ -24,7 +24,7 @@ from cpudist.errors import USER_ERROR, UserError, from_user_code
 from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
-from cpudist.target import Target, missing_packages, resolve
+from cpudist.target import Target, resolve
 
 _OF_BACKEND = "backend option "  # prefix of a backend's options, because their names may equal ours
 
@@ -226,27 +226,9 @@ def _run(
     try:
         if options.log_dir is not None:
             log_output(options.log_dir, launcher.rank or 0, again=launcher.restarts > 0)
-        if not options.module and job_options.backend in ("auto", "ccl"):
-            _check_packages(options.target)
         return run_target(target, api.enter(launcher, job_options, pinning))
     except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
         job.fail(error, _show, launcher.rank)
-
-
-def _check_packages(script: str) -> None:
-    """Raise a `UserError` if a script lacks packages and the start would first compile the backend for a minute."""
-    if missing := missing_packages(script):
-        from cpudist.backends.ccl.compilation import find_built
-
-        try:
-            compiles = find_built() is None
-        except UserError:  # there is no oneCCL to compile with
-            compiles = False
-        if compiles:
-            raise UserError(
-                f"{script} imports {', '.join(missing)}, not installed in this environment; install what it needs "
-                "(the ccl backend is compiled after that)"
-            )
 
 
 def _show(error: BaseException) -> None:

@@ -19,6 +19,7 @@ class HostFigures:
         cores: number of cores on which the rank computes.
         flops: floating-point operations per second in a matrix product, by number format.
         copied: bytes per second that a memory copy reads and writes.
+        quota: CPU quota of its container, in CPUs; None without a limit.
         load: load average of the last minute, per CPU.
         clock: clock of a CPU in Hz; None where the kernel does not report it.
         memory: free bytes.
@@ -31,6 +32,7 @@ class HostFigures:
     cores: int
     flops: Mapping[str, float]
     copied: float
+    quota: float | None
     load: float
     clock: float | None
     memory: int
@@ -45,13 +47,7 @@ class HostFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Messages from one host to another.
-
-    Attributes:
-        source, target: numbers of the hosts.
-        latency: seconds for a small message, half of a round trip.
-        bandwidth: bytes a second of large messages.
-    """
+    """Messages between two hosts, given by their numbers: seconds of a small one, bytes a second of large ones."""
 
     source: int
     target: int
@@ -92,10 +88,6 @@ def last_bandwidth() -> float | None:
 
 
 def keep(now: ClusterFigures) -> None:
-    """Store the bandwidth of the network for `cpudist forecast`.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Store the bandwidth of the network for `cpudist forecast`."""
     if now.bandwidth is not None:
         user_cache.write(_FILE, {"bandwidth": now.bandwidth})

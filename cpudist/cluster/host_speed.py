@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from cpudist.cluster.cluster_figures import HostFigures
-from cpudist.topology.machine import allowed_cpus, clock_of
+from cpudist.topology.machine import allowed_cpus, clock_of, cpu_quota
 from cpudist.version import __version__
 
 _SIZE = 1024  # rows and columns of the matrices
@@ -35,6 +35,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
         cores=min(len(allowed_cpus()), torch.get_num_threads()),
         flops=flops,
         copied=2 * _COPIED_BYTES * _rate(lambda: target.copy_(source)),
+        quota=cpu_quota(),
         load=load,
         clock=clock_of(min(allowed_cpus())),
         memory=psutil.virtual_memory().available,

@@ -43,19 +43,22 @@ def _loss(now: ClusterFigures) -> Iterator[Finding]:
 
 
 def slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
-    """Yield hosts that compute or copy slower than the others."""
+    """Yield hosts that compute or copy slower than the others, each with the cause that the figures show."""
     least = least_share(hosts, 0.75, 0.5)
-    for dtype in hosts[0].flops:
-        usual = statistics.median_high(host.flops[dtype] for host in hosts)
-        for host in hosts:
-            if (share := host.flops[dtype] / usual) < least:
-                message = f"computes at {share:.2f} of the others in {dtype}{_cause(host, hosts)}"
-                yield Finding("warning", host.name, message, "every step waits for it: mend it, or leave it out")
-    usual = statistics.median_high(host.copied for host in hosts)
-    for host in hosts:
-        if (share := host.copied / usual) < least:
-            message = f"copies memory at {share:.2f} of the others ({size(host.copied)}/s)"
-            yield Finding("warning", host.name, message, "look for another program, or an empty memory slot")
+    speeds = [{**host.flops, "copying memory": host.copied} for host in hosts]
+    usual = {what: statistics.median_high(speed[what] for speed in speeds) for what in speeds[0]}
+    for host, speed in zip(hosts, speeds, strict=True):
+        shares = {what: speed[what] / usual[what] for what in usual}
+        if slow := [f"{share:.2f} in {what}" for what, share in shares.items() if share < least]:
+            cause, remedy = _cause(host, hosts)
+            if not cause and min(shares, key=lambda what: shares[what]) not in host.flops:
+                remedy = "look for another program, or an empty memory slot"
+            yield Finding("warning", host.name, f"has a speed of {', '.join(slow)} of the others{cause}", remedy)
+
+
+def is_starved(host: HostFigures) -> bool:
+    """Return whether a CPU quota leaves a host less than one CPU, so that its messages are late, too."""
+    return host.quota is not None and host.quota < 1
 
 
 def _hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
@@ -69,62 +72,77 @@ def _hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
             yield Finding("warning", host.name, message, remedy)
 
 
-def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> str:
-    """Return why a host computes slower, as far as the figures show it."""
+def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> tuple[str, str]:
+    """Return why a host is slower, as far as the figures show it, and the remedy."""
+    waits = "every step waits for it: mend it, or leave it out"
     cores = statistics.median(other.cores for other in hosts)
+    if is_starved(host) or (host.quota is not None and host.quota < cores):
+        return f": a quota of {host.quota:g} CPUs", "raise it: limits.cpu, docker --cpus, systemd's CPUQuota"
     if host.cores < cores:
-        return f": on {number_of(host.cores, 'core')} where others have {cores:g}"
+        return f": on {number_of(host.cores, 'core')} where others have {cores:g}", waits
     clocks = [other.clock for other in hosts if other.clock is not None]
     if host.clock is not None and host.clock < _SLOW_CLOCK * statistics.median(clocks):
-        return f": its clock is {host.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
+        clock = f": its clock is {host.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
+        return clock, "look at its cooling and its power settings: cpupower frequency-info"
     if host.load > max(1.0, 2 * statistics.median_low(other.load for other in hosts)):
-        return f": {host.load:.1f} programs want each of its CPUs"
-    return ""
+        return f": {host.load:.1f} programs want each of its CPUs", "end them, or leave it out"
+    return "", waits
 
 
 def slow_and_late(
-    links: Sequence[LinkFigures], least: float
+    links: Sequence[LinkFigures], hosts: Sequence[HostFigures]
 ) -> tuple[list[LinkFigures], list[LinkFigures], LinkFigures]:
-    """Return the links below `least` of the usual bandwidth, the late links, and a link with the usual figures."""
+    """Return the slow links, the late links, and a link with the usual figures. Links of starved hosts do not count."""
+    starved = {number for number, host in enumerate(hosts) if is_starved(host)}
+    links = [one for one in links if not {one.source, one.target} & starved] or links
     # Take the median over each host's best link, because one host with slow links slows a link of every host.
     by_host = [[one for one in links if number in (one.source, one.target)] for number in {one.source for one in links}]
     bandwidth = statistics.median(max(link.bandwidth for link in own) for own in by_host)
     latency = statistics.median(min(link.latency for link in own) for own in by_host)
-    slow = [link for link in links if link.bandwidth < least * bandwidth]
-    late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # lists both directions
-    return slow, [link for link in late if link.source < link.target], LinkFigures(0, 0, latency, bandwidth)
+    slow = [link for link in links if link.bandwidth < least_share(hosts) * bandwidth]
+    late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]
+    return slow, late, LinkFigures(0, 0, latency, bandwidth)
 
 
 def _links(now: ClusterFigures) -> Iterator[Finding]:
+    """Yield a finding for each host all of whose links are slow or late, and for each pair of other hosts."""
     if len(now.hosts) < 3:  # there is no other link to compare with
         return
-    slow, late, usual = slow_and_late(now.links, least_share(now.hosts))
-    yield from _named(now, slow, f"others have {bits(usual.bandwidth)}: look at its cable and switch port")
-    for link in late:
-        about = _between(now, link, "and")
-        message = f"a message takes {1e6 * link.latency:.0f} us where others take {1e6 * usual.latency:.0f}"
-        yield Finding("warning", about, message, "look for a detour, or for other traffic")
+    slow, late, usual = slow_and_late(now.links, now.hosts)
 
+    def fault(about: str, links: Sequence[LinkFigures], way: str, where: str = "") -> Finding:
+        if any(link in slow for link in links):
+            remedy = f"others have {bits(usual.bandwidth)}: look at its cable and switch port"
+            return Finding("warning", about, f"{way}{bits(max(link.bandwidth for link in links))}{where}", remedy)
+        times = [f"{1e6 * latency:.0f}" for latency in (min(link.latency for link in links), usual.latency)]
+        message = f"a message takes {times[0]} us{where} where others take {times[1]}"
+        return Finding("warning", about, message, "look for a detour, or for other traffic")
 
-def _named(now: ClusterFigures, slow: Sequence[LinkFigures], others: str) -> Iterator[Finding]:
-    """Yield a finding for each slow link, or one for a host if all its links are slow in one direction."""
-    left = list(slow)
+    left = [*slow, *(link for link in late if link not in slow)]
     ends = [
         (max(link.bandwidth for link in own), host.name, way, own)
         for number, host in enumerate(now.hosts)
         for way, end in (("sends", "source"), ("receives", "target"))
         if len(own := [link for link in now.links if getattr(link, end) == number]) > 1
     ]
-    for best, name, way, own in sorted(ends, key=lambda one: one[0]):
+    hosts: dict[str, dict[str, list[LinkFigures]]] = {}
+    for _, name, way, own in sorted(ends, key=lambda one: one[0]):
         if all(link in left for link in own):
             left = [link for link in left if link not in own]
-            yield Finding("warning", name, f"{way} at most {bits(best)} on all of its links", others)
+            hosts.setdefault(name, {})[way] = own
+    for name, ways in hosts.items():
+        yield fault(
+            name,
+            [link for own in ways.values() for link in own],
+            f"{' and '.join(ways)} at most ",
+            " on all of its links",
+        )
+    pairs: dict[frozenset[int], list[LinkFigures]] = {}
     for link in left:
-        yield Finding("warning", _between(now, link, "to"), bits(link.bandwidth), others)
-
-
-def _between(now: ClusterFigures, link: LinkFigures, word: str) -> str:
-    return f"{now.hosts[link.source].name} {word} {now.hosts[link.target].name}"
+        pairs.setdefault(frozenset((link.source, link.target)), []).append(link)
+    for links in pairs.values():
+        source, target = (now.hosts[number].name for number in (links[0].source, links[0].target))
+        yield fault(f"{source} {'to' if len(links) == 1 else 'and'} {target}", links, "")
 
 
 def bits(bandwidth: float) -> str:

@@ -30,15 +30,11 @@ def pairs_in_rounds(hosts: int) -> list[tuple[int, int]]:
 
 
 def measure_links(own: int, ranks: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[LinkFigures]:
-    """Measure links of this host; call it on one rank of each host.
+    """Return both directions of the links from host `own` to hosts of higher numbers. Each host's rank calls it.
 
     Args:
-        own: number of this host.
         ranks: the calling rank of each host.
         pairs: pairs of hosts, in the order of their rounds.
-
-    Returns:
-        Both directions of the links to hosts of higher numbers.
     """
     found = []
     for low, high in pairs:

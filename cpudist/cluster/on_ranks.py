@@ -6,6 +6,7 @@ import itertools
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from cpudist import api
 from cpudist.checkpoints import folders
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
 from cpudist.cluster.host_speed import measure_host
-from cpudist.cluster.judgement import least_share, slow_and_late, slow_hosts
+from cpudist.cluster.judgement import is_starved, slow_and_late, slow_hosts
 from cpudist.cluster.links import measure_links, pairs_in_rounds
 from cpudist.console import number_of, say
 
@@ -40,11 +41,11 @@ def measure(job: Job) -> ClusterFigures:
     tell(f"computing and memory of {number_of(len(world.hosts), 'host')}")
     hosts: list[HostFigures] = _from_each_host(job, _measure_host(job))
     for _ in range(_AGAIN):
-        if any(slow_hosts(hosts)):
+        if any(slow_hosts([host for host in hosts if not is_starved(host)] or hosts)):
             hosts = list(map(HostFigures.best, hosts, _from_each_host(job, _measure_host(job))))
     if len(hosts) > 1:
         tell(f"links between {len(hosts)} hosts")
-    links = _measure_links(job, least_share(hosts))
+    links = _measure_links(job, hosts)
     tell("collectives, and a small training")
     transport = job.backend.transport()
     return ClusterFigures(
@@ -56,7 +57,7 @@ def measure(job: Job) -> ClusterFigures:
     )
 
 
-def _measure_links(job: Job, least: float) -> list[LinkFigures]:
+def _measure_links(job: Job, hosts: Sequence[HostFigures]) -> list[LinkFigures]:
     ranks = _from_each_host(job, job.world.rank)
     pairs, links = pairs_in_rounds(len(ranks)), dict[tuple[int, int], LinkFigures]()
     for _ in range(1 + _AGAIN if len(ranks) > 1 else 0):
@@ -64,7 +65,7 @@ def _measure_links(job: Job, least: float) -> list[LinkFigures]:
         for link in itertools.chain(*_from_each_host(job, own)):
             ends = link.source, link.target
             links[ends] = max(links.get(ends, link), link, key=lambda one: one.bandwidth / one.latency)
-        slow, late, _ = slow_and_late([*links.values()], least)
+        slow, late, _ = slow_and_late([*links.values()], hosts)
         pairs = [pair for pair in pairs if any(set(pair) == {link.source, link.target} for link in slow + late)]
     return list(links.values())
 

@@ -9,19 +9,23 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 import psutil
 
+from cpudist.doctor.memory import free_shared_memory, shared_memory
+from cpudist.doctor.processor import quota
 from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
-from cpudist.errors import UserError
+from cpudist.errors import Finding, UserError
 from cpudist.store.serve import listen
 from cpudist.topology import measured_ranks
 from cpudist.topology.identity import addresses, node_identity, resolved
-from cpudist.topology.machine import this_machine
+from cpudist.topology.machine import cpu_quota, this_machine
 from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
 
@@ -29,52 +33,75 @@ _CONNECT_SECONDS = 5.0  # the kernel repeats a lost packet after one second and 
 
 
 def main() -> None:
-    """Print the facts as one line of JSON; arguments as for `facts`."""
-    print(json.dumps(facts(*sys.argv[1:])))
+    """Print the facts as a line of JSON, and one for each line of input: why connections of this host failed.
+
+    Arguments: as for `facts`. A line of input is a list of hosts, each with its addresses, or its name, and a port.
+    """
+    interface = sys.argv[4]
+    with listen([], 0)[0] as own:
+        print(json.dumps(facts(*sys.argv[1:]) | {"port": own.getsockname()[1]}), flush=True)
+        for line in sys.stdin:
+            hosts = json.loads(line)
+            with ThreadPoolExecutor(max(len(hosts), 1)) as pool:
+                errors = pool.map(lambda host: _connect(host[0], host[1], interface), hosts)
+                print(json.dumps({"errors": list(errors)}), flush=True)
 
 
-def facts(
-    port: str, folder: str, script: str = "", probe: str = "", interface: str = "", *starter: str
-) -> dict[str, Any]:
-    """Return the fields of `cpudist.hosts.check.Facts`.
+def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -> dict[str, Any]:
+    """Return the fields of `cpudist.hosts.check.Facts`, except for its port.
 
     Args:
-        port: port of the starting host to which this host connects.
         folder: the working folder of the job.
         script: the script's path, which may be relative to the folder; empty where the job has none.
         probe: a file in the starting host's working folder; empty: do not look for it.
-        interface: network interface for the connection; empty: any.
-        starter: name or addresses of the starting host; none: do not connect.
+        interface: network interface for all connections; empty: any.
     """
+    findings = list(_faults())
+    try:
+        # Other hosts reach this one as ssh has: other addresses may be those of bridges (docker0).
+        ssh = os.environ.get("SSH_CONNECTION", "").split()
+        address = ssh[2] if len(ssh) == 4 and not interface else addresses(interface or None)[0]
+    except UserError as error:
+        address = ""
+        message, _, remedy = str(error).partition(" has ")[2].partition("; ")
+        findings.append(Finding("error", "network", message, remedy))
     return {
         "identity": node_identity(),
         "python": platform.python_version(),
         "cpudist": __version__,
         "torch": installed("torch"),
-        "ccl": why_not_ccl(),
         "seconds": time.time(),
         "memory": psutil.virtual_memory().available,
         "folder": os.path.isdir(folder),
         "ranks": _ranks(),
         "script": _checksum(os.path.join(folder, script)) if script else None,
         "shared": not probe or os.path.exists(probe),
-        **_connect(starter, int(port), interface),
+        "address": address,
+        "findings": [asdict(finding) for finding in findings],
     }
 
 
-def _connect(starter: Sequence[str], port: int, interface: str) -> dict[str, Any]:
-    """Connect to the host that starts the job, and let it connect to a port here; return the result as fields."""
+def _faults() -> Iterator[Finding]:
+    """Yield what would make jobs fail or slow here; each message is what this host has."""
+    if reason := why_not_ccl():
+        yield Finding("warning", "backend", "no usable backend ccl", reason)
+    for finding in (shared_memory(free_shared_memory()), quota(cpu_quota())):
+        if finding.level != "ok":
+            yield finding
+
+
+def _connect(names: Sequence[str], port: int, interface: str) -> str:
+    """Connect to the first name or address that answers; return why there is none."""
     failures = []
-    for name in starter:
+    for name in names:
         try:
             source = (addresses(interface)[0], 0) if interface else None
-            with listen([], 0)[0] as own, socket.create_connection((name, port), _CONNECT_SECONDS, source) as other:
-                other.settimeout(6 * _CONNECT_SECONDS)  # the starting host may be busy
-                other.sendall(b"%d\n" % own.getsockname()[1])
-                return {"lets_in": bool(other.recv(1))}
+            socket.create_connection((name, port), _CONNECT_SECONDS, source).close()
         except (OSError, UserError) as error:
-            failures.append(f"{', '.join(sorted(resolved(name))) or name} port {port}: {error}")
-    return {"unreachable": ", ".join(failures)}
+            failures.append(f"{', '.join(sorted(resolved(name))) or name} port {port}: {error.args[-1]}")
+        else:
+            return ""
+    return ", ".join(failures)
 
 
 def _checksum(path: str) -> str | None:

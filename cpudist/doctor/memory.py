@@ -20,7 +20,7 @@ _LEAST_SHM = 32 << 20
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """Check the kernel's settings for memory."""
-    yield shared_memory(shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else None)
+    yield shared_memory(free_shared_memory())
     yield from _locked(files)
     policy = memory_policy()
     if policy not in (None, "default", "local"):
@@ -29,11 +29,17 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("warning", "memory policy", message, remedy)
 
 
+def free_shared_memory() -> int | None:
+    """Return the free bytes in /dev/shm; None if it is missing."""
+    return shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else None
+
+
 def shared_memory(free: int | None) -> Finding:
     """Check the free bytes in /dev/shm; None: it is missing."""
-    remedy = "mount more: docker run --shm-size=2g; in Kubernetes an emptyDir with medium: Memory at /dev/shm"
+    more = f"mount -o remount,size=2G {_SHM}; docker run --shm-size=2g; in Kubernetes a memory volume"
+    remedy = f"delete what fills it, or mount more: {more}"
     if free is None:
-        return Finding("error", _SHM, f"{_SHM} is missing; MPI and data loading share memory there", remedy)
+        return Finding("error", _SHM, f"no {_SHM}, in which MPI and data loading share memory", remedy)
     what = f"{size(free)} free in {_SHM}"
     if free < _LEAST_SHM:
         return Finding("error", _SHM, f"{what}: MPI ranks and data loading would die of SIGBUS", remedy)

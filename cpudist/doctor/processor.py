@@ -21,7 +21,7 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
     if limits.quota is not None and limits.throttling is not None:
         yield _stopped(limits.throttling)
-    yield Finding("ok", "CPU quota", "none") if limits.quota is None else _quota(limits.quota)
+    yield quota(limits.quota)
     online, own = sysfs.online_cpus(files), limits.cpus or frozenset()
     some = "all" if own == online else f"{format_list(own)} of"
     counted = f", of which Slurm has given {limits.counted} to this job" if limits.counted else ""
@@ -31,12 +31,17 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     yield from _number_formats(files)
 
 
-def _quota(quota: float) -> Finding:
-    threads = max(int(quota), 1)
-    what = f"a quota of {quota:g} CPUs: the ranks together get {number_of(threads, 'computing thread')}"
-    if quota == threads:
+def quota(cpus: float | None) -> Finding:
+    """Check the CPU quota of this process, in CPUs; None: there is none."""
+    if cpus is None:
+        return Finding("ok", "CPU quota", "none")
+    threads = max(int(cpus), 1)
+    what = f"a quota of {cpus:g} CPUs: the ranks together get {number_of(threads, 'computing thread')}"
+    if cpus == threads:
         return Finding("ok", "CPU quota", what)
-    return Finding("warning", "CPU quota", what, "ask for a whole number of CPUs: a fraction is not used")
+    if cpus < 1:
+        what += f", which runs for {cpus:.0%} of the time"
+    return Finding("warning", "CPU quota", what, "give a whole number of CPUs (limits.cpu, docker --cpus, CPUQuota)")
 
 
 def _stopped(throttling: Throttling) -> Finding:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from cpudist import answers
 from cpudist.checkpoints import folders
 from cpudist.console import number_of, say, size
 from cpudist.errors import Finding, Level, UserError
-from cpudist.hosts.remote import ask_all, is_here, names, place, run_on, understood
+from cpudist.hosts.connections import partners, unconnected
+from cpudist.hosts.remote import ask_all, ask_each, is_here, names, place, program_on, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
-from cpudist.store.serve import listen
 from cpudist.topology.identity import addresses
 from cpudist.topology.pinning_plan import Part
 
@@ -28,7 +29,6 @@ _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow 
 _SKEW_SECONDS = 60.0
 _UP_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
-_CONNECT_SECONDS = 5.0
 _PROGRAM = "cpudist.doctor.facts"
 _PARTS = {*get_args(Part), "default"}
 _RANK_BYTES = 400 << 20  # a rank uses this much after it has imported torch and created its process group
@@ -41,30 +41,29 @@ class Facts:
     Attributes:
         identity: the same text for all names of one machine.
         python, cpudist, torch: versions; torch is None where it is not installed.
-        ccl: why the ccl backend cannot be used, and the remedy; empty where it can be.
         skew: offset of its clock from ours in seconds; 0 if the delay of the answer can explain it.
         memory: free memory in bytes.
         folder: whether our working folder exists there.
         ranks: the number of ranks for each --ppn ("socket", "numa", "l3"), and the "default" without --ppn.
         script: a checksum of the job's script; None if the job has no script, or the host cannot read it.
         shared: whether the host shares our working folder; True if this was not checked.
-        unreachable: why it cannot connect to us; empty if it can.
-        lets_in: whether we can connect to it.
+        address, port: where it listens while it is checked.
+        findings: faults that it has found itself, such as a full /dev/shm; each message is what the host has.
     """
 
     identity: str
     python: str
     cpudist: str
     torch: str | None
-    ccl: str
     skew: float
     memory: int
     folder: bool
     ranks: dict[str, int]
     script: str | None = None
     shared: bool = True
-    unreachable: str = ""
-    lets_in: bool = True
+    address: str = ""
+    port: int = 0
+    findings: list[Finding] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,32 +93,30 @@ def check(
     Raises:
         UserError: this host does not have that interface.
     """
-    here = Host("localhost", where="this host")
+    here = Host("localhost", 0, "this host")
     starter = [socket.gethostname()] if by_name else addresses(interface)[: 1 if interface else None]
+    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set on this host only
     with folders.probe(os.getcwd()) if shared else nullcontext("") as probe:
-        asked = (os.getcwd(), script, probe, interface or "", *starter)
-        task = f"checking {number_of(len(hosts), 'host')}"
-        reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, *asked), task)
+        words = [*python_main(_PROGRAM, path=path), os.getcwd(), script, probe, interface or ""]
+        (reference, *answers), failed = asyncio.run(_ask_all([here, *hosts], words, starter))
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
     among = any(isinstance(answer, Facts) and answer.identity == reference.identity for answer in answers)
     facts: dict[Host, Facts] = {}
-    findings: dict[Host, list[Finding]] = {}
+    findings: dict[Host, list[Finding]] = {host: [] for host in hosts}
     for host, answer in zip(hosts, answers, strict=True):
         if isinstance(answer, Finding):
             findings[host] = [answer]
             continue
-        findings[host] = [*_judge(host, answer, reference, script, among), *_same_machine(host, answer, facts)]
+        findings[host] = [*_judge(host, answer, reference, script), *_same_machine(host, answer, facts)]
         facts[host] = answer
+    for host, finding in unconnected(failed, [here, *hosts], among):
+        findings[host].append(finding)
     return Checked(facts, findings)
 
 
 def wait_for(hosts: Sequence[Host], seconds: float) -> None:
-    """Wait until hosts that are still starting, such as pods, accept ssh and can resolve this host's name.
-
-    Raises:
-        UserError: some hosts are not up after `seconds`; the message has a line for each.
-    """
+    """Wait until hosts such as pods accept ssh and resolve this host's name; `UserError` after `seconds`."""
     deadline = time.monotonic() + seconds
     missing, said = list(hosts), False
     while True:
@@ -149,33 +146,51 @@ async def _why_not_up(host: Host) -> str:
     return ""
 
 
-async def _ask(host: Host, *asked: str) -> Facts | Finding:
-    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set on this host only
-    async with await asyncio.start_server(_connect_back, sock=listen([], 0)[0]) as server:
-        port = str(server.sockets[0].getsockname()[1])
-        before = time.time()
-        answer = await run_on(host, [*python_main(_PROGRAM, path=path), port, *asked], _ANSWER_SECONDS)
-        after = time.time()
-    return understood(host, answer, lambda fields: _facts(fields, before, after))
+async def _ask_all(
+    hosts: Sequence[Host], words: Sequence[str], starter: Sequence[str]
+) -> tuple[list[Facts | Finding], dict[tuple[Host, Host], str]]:
+    """Ask hosts, this one first, for their facts, then let them connect to each other.
 
+    Args:
+        starter: name or addresses at which the others connect to this host.
 
-async def _connect_back(asking: asyncio.StreamReader, answering: asyncio.StreamWriter) -> None:
-    """Connect to the port that a host has sent, and send it a byte if this works."""
-    address, _ = socket.getnameinfo(answering.get_extra_info("peername"), socket.NI_NUMERICHOST)
-    with suppress(OSError, ValueError):
-        there = asyncio.open_connection(address, int(await asking.readline()))
-        _, trial = await asyncio.wait_for(there, _CONNECT_SECONDS)
-        trial.close()
-        answering.write(b"!")
-    answering.close()
+    Returns:
+        The facts or an error of each host, and the failed connections, from a host to another one.
+    """
+    async with AsyncExitStack() as stack:
+        talks = {}
+
+        async def ask(host: Host) -> Facts | Finding:
+            talks[host] = await stack.enter_async_context(program_on(host, words, _ANSWER_SECONDS))
+            before = time.time()
+            answer = await talks[host]()
+            after = time.time()
+            return understood(host, answer, lambda fields: _facts(fields, before, after))
+
+        found = await ask_each(hosts, ask, f"checking {number_of(len(hosts) - 1, 'host')}")
+        machines: dict[str, tuple[Host, Facts]] = {}
+        for host, one in zip(hosts, found, strict=True):
+            if isinstance(one, Facts) and one.address:
+                machines.setdefault(one.identity, (host, one))
+        nodes = dict(machines.values())
+        failed = {}
+
+        async def connect(host: Host) -> None:
+            others = [[*nodes][number] for number in partners([*nodes].index(host), len(nodes))]
+            asked = [[starter if other == hosts[0] else [nodes[other].address], nodes[other].port] for other in others]
+            answer = understood(host, await talks[host](json.dumps(asked)), lambda fields: _errors(fields, len(others)))
+            if isinstance(answer, Finding):
+                found[hosts.index(host)] = answer
+            else:
+                failed.update({(host, other): why for other, why in zip(others, answer, strict=True) if why})
+
+        if hosts[0] in nodes:
+            await ask_each([*nodes], connect, "connecting every pair of hosts")
+    return found, failed
 
 
 def _facts(fields: Any, before: float, after: float) -> Facts:
-    """Return a host's facts; `before` and `after` are our clock's times around its answer.
-
-    Raises:
-        ValueError: `fields` are not the facts of this version.
-    """
+    """Return a host's facts, or raise ValueError; `before` and `after` are our clock's times around its answer."""
     theirs, others = answers.taken(fields, "seconds", float)
     facts = answers.read(Facts, {**others, "skew": min(theirs - before, 0.0) or max(theirs - after, 0.0)})
     if not facts.ranks.keys() >= _PARTS or min(facts.ranks.values()) < 1:
@@ -183,8 +198,16 @@ def _facts(fields: Any, before: float, after: float) -> Facts:
     return facts
 
 
-def _judge(host: Host, found: Facts, reference: Facts, script: str = "", among: bool = True) -> list[Finding]:
-    findings = []
+def _errors(fields: Any, count: int) -> list[str]:
+    """Return why each of `count` connections failed, empty where it did not, or raise ValueError."""
+    errors, _ = answers.taken(fields, "errors", list[str])
+    if len(errors) != count:
+        raise ValueError("the number of connections is wrong")
+    return errors
+
+
+def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list[Finding]:
+    findings = [replace(one, about=place(host), message=f"has {one.message}") for one in found.findings]
 
     def wrong(level: Level, message: str, remedy: str) -> None:
         findings.append(Finding(level, place(host), message, remedy))
@@ -201,13 +224,6 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "", among: 
     elif not found.shared:
         message = f"has a folder {os.getcwd()} of its own: checkpoints need one that all hosts share"
         wrong("warning", message, "share one by NFS, or save in a folder that is shared")
-    remedy = "open ports 1024 to 65535 between the hosts, or correct the address: /etc/hosts, --interface"
-    if found.unreachable:
-        wrong("error", f"cannot connect to this host at {found.unreachable}", remedy)
-    if not found.lets_in:
-        wrong("error" if among else "warning", "does not let this host connect to its free ports", remedy)
-    if found.ccl:
-        wrong("warning", "cannot use the backend ccl", found.ccl)
     if abs(found.skew) > _SKEW_SECONDS:
         wrong(
             "warning", f"has a clock that is {found.skew:+.0f} s off ours", "synchronise them: apt-get install chrony"

@@ -32,11 +32,7 @@ class HostPlan:
         self._asks_hosts = not known and (options.per_host is not None or not all(host.slots for host in self.hosts))
 
     def spread(self) -> list[Host]:
-        """Return the hosts that get ranks, each with its number as `slots`. Hosts are asked only if needed.
-
-        Raises:
-            UserError: the ranks do not fit, or hosts that must be asked cannot be used.
-        """
+        """Return the hosts that get ranks, each with its number as `slots`; ask hosts for it only if needed."""
         if self._asks_hosts:
             self._require(self.hosts)
         return self._spread(self.hosts, self._options.ranks)

@@ -24,18 +24,18 @@ from pathlib import Path
 from cpudist.errors import UserError
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 
-_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
-_NUMBER = re.compile(r"0*[1-9][0-9]{0,5}")
-_ZONE = re.compile(r"[^%]*(%[a-z0-9_.-]+)?", re.IGNORECASE)
-_FORMS = "write one host a line, as node0, node0:4 or node0 slots=4"
+_NUMBER = "0*[1-9][0-9]{0,5}"
+_IPV6 = "[0-9a-f:.]*:[0-9a-f:.]*(%[a-z0-9_.-]+)?"
+_LINE = re.compile(
+    rf"(?:(?P<name>[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)(:(?P<short>{_NUMBER}))?"
+    rf"|\[(?P<bracketed>{_IPV6})\](:(?P<after>{_NUMBER}))?|(?P<bare>{_IPV6}))(?P<slots>\s+slots\s*=\s*{_NUMBER})?",
+    re.IGNORECASE | re.ASCII,
+)
+_FORMS = "write one host a line, as node0, node0:4, node0 slots=4 or [fd00::6]:4"
 
 
 def read(path: str | Path) -> list[Host]:
-    """Return the hosts of a file, in its order.
-
-    Raises:
-        UserError: the file cannot be read, a line is wrong, a host is named twice, or none is named.
-    """
+    """Return the hosts of a file, as `parse` does; a file that cannot be read is a `UserError`, too."""
     try:
         return parse(Path(path).read_text("utf-8-sig"), str(path))
     except OSError as error:
@@ -98,11 +98,7 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
 
 
 def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:
-    """Return the text of a hostfile with these hosts and slots for an MPI.
-
-    Raises:
-        UserError: this MPI takes no IPv6 addresses.
-    """
+    """Return the text of a hostfile with these hosts and slots for an MPI; `UserError` if it takes no IPv6 address."""
     for host in hosts:
         if ":" in host.name and not mpi.takes_ipv6:
             remedy = f"give {host.name} a name in /etc/hosts and write that"
@@ -111,46 +107,24 @@ def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:
 
 
 def _parse_line(content: str, where: str) -> Host:
-    word, *rest = content.split(maxsplit=1)
-    name, slots = _split_word(word, where)
-    if rest:
-        match = re.fullmatch(r"slots\s*=\s*(\S+)", rest[0])
-        if match is None:
-            raise UserError(f"{where}: {rest[0]!r} is not understood; {_FORMS}")
-        if slots is not None:
-            raise UserError(f"{where}: the number of ranks on {name} is given twice; {_FORMS}")
-        slots = match[1]
-    if not (_address(name) or _is_name(name)):
-        raise UserError(f"{where}: {name!r} is neither a host name nor an address; {_FORMS}")
-    if slots is not None and not _NUMBER.fullmatch(slots):
-        raise UserError(f"{where}: {slots!r} is not a number of ranks; write {name} slots=4")
-    return Host(name, int(slots) if slots else None, where)
-
-
-def _split_word(word: str, where: str) -> tuple[str, str | None]:
-    """Split ``node0:4`` or ``[fd00::6]:4`` into the host and its slots as text; None without slots."""
-    if match := re.fullmatch(r"\[(.*)\](?::(.*))?", word):
-        if ":" not in match[1]:
-            raise UserError(f"{where}: brackets are for IPv6 addresses; {_FORMS}")
-        return match[1], match[2]
-    if _address(word):
-        return word, None
-    name, colon, slots = word.rpartition(":")
-    if ":" in name:
-        raise UserError(f"{where}: {word!r} is not an IPv6 address; write [fd00::6]:4 for four ranks on fd00::6")
-    return (name, slots) if colon else (word, None)
+    found = match.groupdict() if (match := _LINE.fullmatch(content)) else {}
+    name = found.get("name") or found.get("bracketed") or found.get("bare") or ""
+    slots = [number for form in ("short", "after", "slots") if (number := found.get(form))]
+    if len(slots) > 1 or not (_address(name) or _is_name(name)):
+        raise UserError(f"{where}: {content!r} is not understood; {_FORMS}")
+    return Host(name, int(slots[0].rpartition("=")[2]) if slots else None, where)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(text) if _ZONE.fullmatch(text) else None
+        return ipaddress.ip_address(text)
     except ValueError:
         return None
 
 
 def _is_name(text: str) -> bool:
     """Return whether this is a host name. Its last part must not be a number: the resolver would see an address."""
-    return bool(_NAME.fullmatch(text)) and ".." not in text and not text.rpartition(".")[2].isdigit()
+    return bool(text) and ":" not in text and ".." not in text and not text.rpartition(".")[2].isdigit()
 
 
 def _room(host: Host, per_host: int | None) -> int:

@@ -35,10 +35,7 @@ _KILL_SECONDS = 5.0
 
 
 def main() -> None:
-    """Watch the job's processes until `cpudist launch` ends the job or is lost; then kill them.
-
-    The module's docstring explains the arguments. The launcher sets RANK_VARIABLE for ranks only.
-    """
+    """Watch the job's processes until `cpudist launch` ends the job or is lost; then kill them."""
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)  # `cpudist launch` handles the terminal's signals and sends us a line
     os.set_blocking(0, False)
@@ -119,7 +116,6 @@ class _Agent:
         return False
 
     def signal_ranks(self, number: int) -> None:
-        """Send a signal to all ranks of this host."""
         for process in self._ranks:
             _signal(process, number)
 
@@ -150,7 +146,7 @@ class _Agent:
                 _signal(process, signal.SIGKILL)
 
     def kill_all(self) -> int:
-        """Kill the job's processes until none is left, for a few seconds at most; return how many are left."""
+        """Kill the job's processes, for a few seconds at most; return how many are left."""
         deadline = time.monotonic() + _KILL_SECONDS
         while self._find() and time.monotonic() < deadline:
             for process in self._known.values():

@@ -28,17 +28,13 @@ _END_SECONDS = 8.0  # an agent may take 5 s to kill the job's processes
 
 
 class NodeAgents:
-    """The agents of one job, all started.
+    """The agents of one job, all started; `UserError` if one does not start.
 
     Args:
         hosts: the hosts of the job. This host has an agent in any case, since the launcher runs here.
-        rank_variable: an environment variable that the launcher sets for ranks only.
 
     Attributes:
         first_ended: for each host the rank that ended first; None where several ended together.
-
-    Raises:
-        UserError: an agent does not start, or the limit on open files is too low for so many hosts.
     """
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
@@ -105,11 +101,7 @@ class NodeAgents:
         return any(agent.ranks for agent in self._agents)
 
     def end(self) -> list[Host]:
-        """Let the agents kill the job's processes, in a bounded time.
-
-        Returns:
-            The hosts that did not confirm the end of all processes.
-        """
+        """Let the agents kill the job's processes, in a bounded time; return hosts that did not confirm their end."""
         for agent in self._agents:
             agent.send("end")
         poll(
@@ -177,7 +169,7 @@ class _Agent:
 
     @property
     def may_connect_again(self) -> bool:
-        """Whether to renew a lost connection that is still needed: the first one, or one that has lasted a minute."""
+        """Whether to renew a lost connection: the first one, or one that has lasted a minute."""
         steady = not self._again or time.monotonic() - self._started > _STEADY_SECONDS
         return self.ended and self.answered and self.left is None and not self.is_here and steady
 

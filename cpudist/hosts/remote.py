@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import re
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +33,7 @@ _OPTIONS = (
 _SSH = ("ssh", "-T", "-x", *(word for option in _OPTIONS for word in ("-o", option)))
 _SSH_FAILED = 255
 _SILENT_SECONDS = 2.0
+_LONGEST_LINE = 64 << 20  # bytes
 
 # ssh's messages, and the remedy for each.
 _REMEDIES = {
@@ -81,60 +84,93 @@ def quoted(word: str) -> str:
 
 
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]], task: str = "") -> list[T]:
-    """Await `ask` for every host, up to 64 at the same time, and return the results in order. Ctrl-C cancels all.
+    """Await `ask` for every host, as `ask_each` does. Ctrl-C cancels all."""
+    return asyncio.run(ask_each(hosts, ask, task))
+
+
+async def ask_each(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]], task: str = "") -> list[T]:
+    """Await `ask` for every host, up to 64 at the same time, and return the results in order.
 
     If a `task` is given, a line after two seconds names the hosts that have not answered yet.
     """
-    missing = [*hosts]
+    missing, places = [*hosts], asyncio.Semaphore(AT_ONCE)
 
-    async def ask_each() -> list[T]:
-        places = asyncio.Semaphore(AT_ONCE)
+    async def one(host: Host) -> T:
+        async with places:
+            answer = await ask(host)
+        missing.remove(host)
+        return answer
 
-        async def one(host: Host) -> T:
-            async with places:
-                answer = await ask(host)
-            missing.remove(host)
-            return answer
+    async def tell() -> None:
+        await asyncio.sleep(_SILENT_SECONDS)
+        say(f"{task}: waiting for {names(missing)}")
 
-        async def tell() -> None:
-            await asyncio.sleep(_SILENT_SECONDS)
-            say(f"{task}: waiting for {names(missing)}")
-
-        telling = asyncio.create_task(tell()) if task else None
-        try:
-            return await asyncio.gather(*map(one, hosts))
-        finally:
-            if telling:
-                telling.cancel()
-
-    return asyncio.run(ask_each())
+    telling = asyncio.create_task(tell()) if task else None
+    try:
+        return await asyncio.gather(*map(one, hosts))
+    finally:
+        if telling:
+            telling.cancel()
 
 
 async def run_on(host: Host, words: Sequence[str], timeout: float) -> Answer:
     """Run a program on a host, without input, for `timeout` seconds at most."""
+    async with program_on(host, words, timeout, DEVNULL) as answer:
+        return await answer()
+
+
+@asynccontextmanager
+async def program_on(
+    host: Host, words: Sequence[str], timeout: float, stdin: int = PIPE
+) -> AsyncIterator[Callable[..., Coroutine[Any, Any, Answer]]]:
+    """Run a program on a host during the block. Yield a function that sends a line, if any, and returns the answer.
+
+    The answer is the next line that is JSON, or all output if the program ends without one; it may take `timeout` s.
+    """
     command = await asyncio.to_thread(command_on, host, words)  # in a thread, because resolving the name blocks
     try:
-        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=stdin, stdout=PIPE, stderr=PIPE, limit=_LONGEST_LINE
+        )
     except OSError as error:
-        return Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
+        failed = Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
+        yield lambda: asyncio.sleep(0, failed)
+        return
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output, errors = process.stdout, asyncio.create_task(process.stderr.read())
+
+    async def read() -> Answer:
+        before = b""
+        while line := await output.readline():
+            if _is_json(line):
+                return Answer(line.decode(errors="replace"))
+            before += line
+        written = [text.decode(errors="replace") for text in (before, await errors)]
+        return _read(host, command, words[0], await process.wait(), *written)
+
+    async def answer(line: str = "") -> Answer:
+        if line and process.stdin is not None:
+            process.stdin.write(f"{line}\n".encode())
+        try:
+            return await asyncio.wait_for(read(), timeout)
+        except TimeoutError:
+            remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
+            return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)
+
     try:
-        written = await asyncio.wait_for(process.communicate(), timeout)
-    except TimeoutError:
-        remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
-        return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)
+        yield answer
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    output, errors = (stream.decode(errors="replace") for stream in written)
-    return _read(host, command, words[0], process.returncode or 0, output, errors)
+        errors.cancel()
 
 
 def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Finding:
-    """Parse the JSON in the last line of an answer with `read`. A login shell's greeting may come before it.
+    """Return what `read` makes of the JSON in the last line of an answer; an error if there is none, or a ValueError.
 
-    Returns:
-        The value from `read`; an error as a Finding if there is no answer or `read` raises ValueError.
+    A login shell's greeting may come before it.
     """
     if answer.failure:
         return Finding("error", place(host), answer.failure, answer.remedy)
@@ -149,6 +185,12 @@ def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Find
 def place(host: Host) -> str:
     """Return a host's name after its file and line number, for messages."""
     return f"{host.where}: {host.name}"
+
+
+def _is_json(line: bytes) -> bool:
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line), dict | list)
+    return False
 
 
 def _read(host: Host, command: list[str], program: str, status: int, output: str, errors: str) -> Answer:

@@ -14,10 +14,7 @@ _WINDOW_SECONDS = 86_400.0  # older failures are ignored
 
 
 class Restarts:
-    """The restarts of one job.
-
-    Args:
-        most: restarts allowed within a day.
+    """The restarts of one job, of which `most` are allowed within a day.
 
     Attributes:
         count: how often the job has started again.
@@ -37,10 +34,9 @@ class Restarts:
         self._began = time.monotonic()
 
     def after_failure(self) -> bool:
-        """Pause before the next attempt: 0 s, 5 s, 10 s, … 300 s, and 0 s again after an attempt of two minutes.
+        """Return whether another attempt is allowed, after a pause of 0 s, 5 s, 10 s, … 300 s.
 
-        Returns:
-            Whether another attempt is allowed.
+        After an attempt of two minutes the pauses begin again.
         """
         now = time.monotonic()
         self._failures = [*(moment for moment in self._failures if now - moment < _WINDOW_SECONDS), now]
@@ -63,13 +59,7 @@ class Restarts:
         return f"{len(self._failures)} of {self._most}"
 
     def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:
-        """Stop using a host that may have caused two failures in a row.
-
-        Args:
-            suspect: the host that may have caused this failure; None if unknown.
-            hosts: the hosts of the job.
-            least: the number of hosts that must remain.
-        """
+        """Stop using the suspect of two failures in a row if at least `least` of the job's `hosts` remain."""
         twice = suspect is not None and self._suspect is not None and suspect.name == self._suspect.name
         self._suspect = suspect
         host = next((host for host in hosts if suspect is not None and host.name == suspect.name), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sys
 import tempfile
 import uuid
@@ -22,6 +23,7 @@ from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
 from cpudist.lost_ranks import JOB_ID
+from cpudist.topology.identity import addresses, resolved
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
 RUN_ID = "CPUDIST_RUN_ID"  # all attempts share it; the user or a pod may set it
@@ -30,11 +32,7 @@ _CHECKPOINT = "--checkpoint-on-signal"
 
 
 def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
-    """Run the job to its end, with restarts; return the exit status of the command.
-
-    Raises:
-        UserError: hosts cannot be used; raised before any rank starts.
-    """
+    """Run the job to its end, with restarts; return the exit status. Hosts that cannot be used are a `UserError`."""
     plan, restarts = HostPlan(options, mpirun.mpi), Restarts(options.max_restarts)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     placed = plan.start()
@@ -70,11 +68,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
 
 
 def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
-    """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it.
-
-    Raises:
-        UserError: the ranks do not fit on the hosts.
-    """
+    """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it."""
     placed = HostPlan(options, mpirun.mpi).spread()
     file = None if options.hosts is None else "cpudist-hostfile"
     command = mpirun.command(_mpirun_options(options, placed, file, {**variables, **_own_variables(options)}))
@@ -109,7 +103,11 @@ def _mpirun_options(
         raise UserError(f"{program} is missing; install cpudist in this environment: pip install cpudist")
     interface = [] if options.interface is None else ["--interface", options.interface]
     words = [str(program), *interface, *([] if long_arguments.VARIABLE in variables else options.arguments)]
-    return MpirunOptions(number_of_ranks(placed), words, file, tuple(variables), options.interface, options.all_output)
+    own = addresses(options.interface) if options.interface else resolved(socket.gethostname())
+    only_ipv6 = file is not None and bool(own) and all(":" in address for address in own)
+    return MpirunOptions(
+        number_of_ranks(placed), words, file, tuple(variables), options.interface, options.all_output, only_ipv6
+    )
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import select
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,9 @@ _STOP_SECONDS = 3.5  # the ranks may take this long to end after the user's sign
 _TAIL_BYTES = 1 << 16
 _BANNERS_BEGIN = re.compile(rb"={20,}(?:\n=.*)*\n?\Z")
 _REST_SECONDS = 2.0  # the rest of the output may take this long after the launcher has ended
+
+# The store reports a rank that the user's signal has ended as any lost rank.
+_STOPPED_RANK = re.compile(rb"cpudist: [^\n]* ended without an error message [^\n]*\n")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm sends it before the time limit with --signal=B:USR1@60
@@ -90,16 +92,24 @@ def supervise(
             assert process.stdout is not None
             assert process.stderr is not None
             # Hydra reports a killed rank on standard output, Open MPI on standard error.
-            outputs = [_Output("standard output", sys.stdout, mpi.banner), _Output("standard error", sys.stderr)]
+            outputs = [
+                _Output("standard output", sys.stdout, mpi.banner),
+                _Output("standard error", sys.stderr, _STOPPED_RANK, lambda: bool(stop) and grace is None),
+            ]
             pipes = (process.stdout, process.stderr)
             relays = [Relay(pipe, output.write) for pipe, output in zip(pipes, outputs, strict=True)]
-            said = _StartLine(hosts, agents, outputs)
-            reason = _wait(process, agents, relays, said, stop, _STOP_SECONDS if grace is None else grace)
+
+            def report_start() -> None:
+                if not any(output.tail for output in outputs):
+                    _report_start(hosts, agents)
+
+            reason = _wait(process, agents, relays, report_start, stop, _STOP_SECONDS if grace is None else grace)
             ended = _has_ended(process)
         finally:
             lost, unreached = agents.lost, agents.end()
-            if process is not None:
-                _kill(process)
+            if process is not None:  # the node agents have killed its other processes
+                _signal_group(process, signal.SIGKILL)
+                process.wait()
         for relay in relays:
             relay.finish(_REST_SECONDS, lambda: stop)
         tail = "\n".join(output.tail for output in outputs)
@@ -123,12 +133,7 @@ def supervise(
 
 
 def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Host]) -> Host | None:
-    """Return the host of the lost or stuck ranks; None if it is unknown or there are several.
-
-    Args:
-        hosts: the hosts with their slots, which each MPI fills in order.
-        blamed: the ranks named by the report of the failure; none after an exception.
-    """
+    """Return the host of a killed rank or of `blamed` ranks; None if unknown or several. MPIs fill hosts in order."""
     if killed is not None and killed.rank is None and killed.host:
         return next((host for host in hosts if host.name == killed.host), None)
     ranks = blamed if killed is None or killed.rank is None else [killed.rank]
@@ -141,7 +146,7 @@ def _wait(
     process: subprocess.Popen[bytes],
     agents: NodeAgents,
     relays: Sequence[Relay],
-    said: _StartLine,
+    report_start: Callable[[], None],
     stop: list[int],
     stop_seconds: float,
 ) -> str:
@@ -149,12 +154,14 @@ def _wait(
     passed_on = 0
     deadline: float | None = None
     alone_since: float | None = None
-    start = time.monotonic()
+    start, reported = time.monotonic(), False
     while not _has_ended(process):
         time.sleep(_LOOK_SECONDS)
         agents.tick()
-        said.look()
         now = time.monotonic()
+        if not reported and now - start > _SILENT_SECONDS:
+            reported = True
+            report_start()
         if len(stop) > passed_on:
             # Forward SIGHUP as SIGTERM: ranks handle SIGTERM, and SIGHUP would kill them.
             number = signal.SIGTERM if stop[passed_on] == signal.SIGHUP else stop[passed_on]
@@ -182,50 +189,34 @@ def _wait(
     return ""
 
 
-class _StartLine:
-    """Reports the progress of the start in one line if the job has printed nothing for two seconds."""
-
-    def __init__(self, hosts: Sequence[Host], agents: NodeAgents, outputs: Sequence[_Output]) -> None:
-        self._hosts, self._agents, self._outputs = hosts, agents, outputs
-        self._due = time.monotonic() + _SILENT_SECONDS
-
-    def look(self) -> None:
-        """Call this several times per second."""
-        if time.monotonic() < self._due:
-            return
-        self._due = math.inf
-        ranks = sum(host.slots or 0 for host in self._hosts)
-        if any(output.tail for output in self._outputs):
-            return
-        if waiting := self._agents.without_ranks:
-            say(f"starting on {number_of(len(self._hosts), 'host')}: waiting for {names(waiting)}")
-        elif ranks > 1:
-            say(f"starting on {names(self._hosts)}: {ranks} ranks import torch and find each other")
+def _report_start(hosts: Sequence[Host], agents: NodeAgents) -> None:
+    """Report in one line for whom the start waits; a start that prints nothing for two seconds calls it."""
+    ranks = sum(host.slots or 0 for host in hosts)
+    if waiting := agents.without_ranks:
+        say(f"starting on {number_of(len(hosts), 'host')}: waiting for {names(waiting)}")
+    elif ranks > 1:
+        say(f"starting on {names(hosts)}: {ranks} ranks import torch and find each other")
 
 
 class _Output:
-    """Writes to standard output or standard error, and keeps the end of the text.
+    """Writes to a standard stream (None: closed) without `banner` while `hides` is true; keeps the text's end."""
 
-    Args:
-        name: its name, for messages.
-        stream: the stream; None where it is closed.
-        banner: lines that are not shown (`MpiLauncher.banner`).
-    """
-
-    def __init__(self, name: str, stream: IO[str] | None, banner: re.Pattern[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        stream: IO[str] | None,
+        banner: re.Pattern[bytes] | None = None,
+        hides: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._name = name
-        self._banner = banner
+        self._banner, self._hides = banner, hides
         self._begun = b""  # the beginning of a possible banner
         self._to = None if stream is None else stream.fileno()  # avoids the stream's lock, which would block our exit
         self._kept = b""
         self._failed = False
 
     def write(self, piece: bytes) -> None:
-        """Write all bytes, even to a non-blocking file, and report the first error.
-
-        Raises:
-            OSError: the bytes could not be written; the job continues without its output.
-        """
+        """Write all bytes, even to a non-blocking file. After an OSError, which it reports, the job continues."""
         self._kept = (self._kept + piece)[-_TAIL_BYTES:]
         piece = self._without_banner(piece)
         try:
@@ -246,7 +237,7 @@ class _Output:
             raise
 
     def _without_banner(self, piece: bytes) -> bytes:
-        if self._banner is None:
+        if self._banner is None or not self._hides():
             return piece
         text = self._banner.sub(b"", self._begun + piece)
         begun = _BANNERS_BEGIN.search(text) if piece else None  # an empty piece is the end of the stream
@@ -261,17 +252,14 @@ class _Output:
 
 @contextmanager
 def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
-    """Collect signals in a list while the block runs.
-
-    SIGTSTP is ignored: while this process is suspended, the node agents would take it for lost. SIGHUP stays ignored
-    where it already is (nohup).
-    """
+    """Collect signals in a list while the block runs. SIGHUP stays ignored where it already is (nohup)."""
     stop: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: stop.append(number))
         for number in numbers
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     }
+    # While this process is suspended, the node agents would take it for lost.
     handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield stop
@@ -286,12 +274,6 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # the parent process ignores SIGCHLD, so the kernel reaps
         return True
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the launcher itself; the node agents have killed its other processes."""
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

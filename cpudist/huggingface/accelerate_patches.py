@@ -66,10 +66,8 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
             if context.job.world.rank == 0:
                 say(precision.IN_FLOAT32)
         trains = not (kwargs.get("evaluation_mode") or args[1:2] == (True,))
-        prepared = original(self, model, *args, **kwargs)
-        if trains:
-            context.job.communication.compress(prepared)
-        context.job.record.note_gradients_of(prepared)
-        return prepared
+        if not trains:
+            return original(self, model, *args, **kwargs)
+        return context.job.communication.wrap(lambda: original(self, model, *args, **kwargs))
 
     return prepare

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.backends.measured import choose_later
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from cpudist.backends import Backend
+    from cpudist.changes import Changes
     from cpudist.observability.record import RunRecord
     from cpudist.world import World
 
@@ -28,6 +33,7 @@ class Communication:
         self._backend, self._record = backend, record
         self.world = world
         self.compression: str | None = None
+        self._wraps = False  # `wrap` is under way
 
     def set_compression(self, scheme: str, asked: str) -> None:
         """Set the default scheme of the job's models.
@@ -54,16 +60,39 @@ class Communication:
             say(f"{self._backend.name} averages gradients without compress={scheme}, which has no effect here")
         return NONE
 
-    def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
-        """Send the gradients of a wrapped model in fewer bits. All ranks call it.
+    def wrap(self, wrap: Callable[[], torch.nn.Module], scheme: str | None = None) -> torch.nn.Module:
+        """Return the model that `wrap` returns, whose gradients are sent in fewer bits. All ranks call it.
 
         Args:
-            model: the model, as `Backend.wrap` or accelerate returns it.
+            wrap: calls `Backend.wrap` or accelerate.
             scheme: a result of `applicable`; None: the job's default.
 
         Raises:
             UserError: the model's gradients cannot be compressed, or ranks differ.
         """
+        self._wraps, before = True, self._wraps
+        try:
+            model = wrap()
+        finally:
+            self._wraps = before
+        self._compress(model, scheme)
+        return model
+
+    def follow_ddp(self, changes: Changes) -> None:
+        """Compress the gradients of models that the script itself wraps in DDP, too; give DDP the job's bucket size."""
+        original = DistributedDataParallel.__init__
+
+        def init(*args: Any, **kwargs: Any) -> None:
+            given = inspect.signature(original).bind_partial(*args, **kwargs)
+            if "bucket_cap_mb_list" not in given.arguments:
+                given.arguments.setdefault("bucket_cap_mb", self._backend.ddp_options().get("bucket_cap_mb"))
+            original(*given.args, **given.kwargs)
+            if not self._wraps:
+                self._compress(args[0], None)
+
+        changes.attribute(DistributedDataParallel, "__init__", init)
+
+    def _compress(self, model: torch.nn.Module, scheme: str | None) -> None:
         scheme = scheme or self.compression or NONE
         self._record.compression = scheme
         if self.world.node_count > 1:
@@ -81,7 +110,6 @@ class Communication:
         def chosen(scheme: str, why: str) -> None:
             self._backend.compress(model, scheme)
             self._record.compression = scheme
-            self._record.note_gradients_of(model)
             if why and self.world.rank == 0:
                 say(f"compression by auto takes {scheme}: {why}")
 

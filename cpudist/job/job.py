@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from cpudist import backends
@@ -26,6 +27,7 @@ from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.topology.identity import INTERFACE_VARIABLES
 from cpudist.waiting import check_timeout
@@ -70,6 +72,7 @@ class Job:
         self.options = options
         self.pinning = pinning
         self.owned_by_cli = False
+        self._stall: Stall | None = None
         self._overruled: set[str | None] = set()  # the script's requested backends; each is reported once
         self.launcher = context.launcher
         self.changes = context.changes
@@ -79,17 +82,18 @@ class Job:
         run_ids = [item for member in self.members for item in member.run_ids.items()]
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
-        self.counter = context.counter = StepCounter(self.changes)
+        self.counter = StepCounter(self.changes)
         self.statuses = context.statuses
         self.record = RunRecord(self)
         self.communication = Communication(backend, self.world, self.record)
+        self.communication.follow_ddp(self.changes)
         if options.compress is not None:
             self.communication.set_compression(options.compress, options.written("compress"))
         self.record.note_network(context.rendezvous.host)
         self._observe()
         context.on_end = self.finish
         if options.stall is not None:
-            context.end_when_stalled(options.stall)
+            self._end_when_stalled(options.stall)
         if options.record is not None:
             self.record.write_to(options.record)
         context.on_failure = lambda: self.record.write("failed")
@@ -98,14 +102,33 @@ class Job:
     def _observe(self) -> None:
         """Add the observers that every job has."""
         self._context.pace = PaceMeter(self, self.record)
-        self._context.serve_figures(self._context.pace.figures)
+        if self._context.stacks is not None:
+            self._context.stacks.figures = self._context.pace.figures
         self.observers = Observers()
         self.counter.after_step.append(self.observers.step)
+        self.observers.add(self._context.pace)
         self.observers.add(self.record)
         self.observers.add(UnsynchronizedRanks(self))
-        if self.world.rank == 0 and self.world.size > 1 and self._context.is_watched:
+        if self.world.rank == 0 and self._context.watch is not None:
             self.observers.add(Stragglers(self, self.record))
             self.heartbeat.add(self.observers.beat)
+
+    def _end_when_stalled(self, seconds: float) -> None:
+        context = self._context
+        if context.interactive:
+            say("warning: stall has no effect in a notebook or an interactive session")
+            return
+        self._stall = Stall(
+            seconds,
+            self.world,
+            self.heartbeat,
+            self.counter,
+            self.backend.progress,
+            list if context.watch is None else context.watch.explain,
+            (lambda: None) if context.stacks is None else context.stacks.show,
+            lambda: self.record.write("failed"),
+            self.changes,
+        )
 
     @property
     def timeout(self) -> float:
@@ -126,6 +149,8 @@ class Job:
         """Wait for the other ranks, and write the record with `exit`."""
         self.observers.end()
         self._context.wait_for_all()
+        if self._stall is not None:
+            self._stall.stop()
         if self.world.rank == 0:
             self.record.note_waiting()
         self.record.write(exit)
@@ -151,7 +176,9 @@ class Job:
         """
         seconds = check_timeout(seconds)
         if seconds != self.timeout:
-            self._context.set_timeout(seconds)
+            self.backend.set_timeout(seconds)
+            self.store.set_timeout(timedelta(seconds=seconds))
+            self._context.timeout = seconds
 
     def take(self, options: JobOptions) -> None:
         """Take the options of a script's own `cpudist.init` that the user has not set for the job.
@@ -162,7 +189,7 @@ class Job:
         if options.compress is not None and self.communication.compression is None:
             self.communication.set_compression(options.compress, options.written("compress"))
         if options.stall is not None and self.options.stall is None:
-            self._context.end_when_stalled(options.stall)
+            self._end_when_stalled(options.stall)
         self.options = self.options.filled_from(options)
 
     def check_backend(self, name: str | None) -> str:

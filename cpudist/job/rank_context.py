@@ -8,8 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -24,14 +23,12 @@ from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, published, status_of
 from cpudist.supervision.rank_texts import summary
-from cpudist.supervision.stall import Stall
 from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import elsewhere, gather_rank_info, name_of
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.launchers import Launcher
-    from cpudist.supervision.step_counter import StepCounter
 
 _STORE_SECONDS = 5.0
 _TESTED_TORCH = "2.15"
@@ -51,12 +48,14 @@ class RankContext:
         rendezvous: the store that all ranks share, and its address.
         world: this rank's place among the others; its `backend` is empty.
         members: each rank's published description of itself, in rank order.
-        timeout: the limit of every collective and every wait in the store, in seconds; `set_timeout` changes it.
+        timeout: the limit of every collective and every wait in the store, in seconds; see `Job.set_timeout`.
+        interactive: whether a rank runs in a notebook or an interactive session.
         heartbeat: this rank's thread that calls functions once a second.
         changes: the job's changes in this process; the end of the job undoes them.
         backend: reports the calls that are under way; None until it has started.
-        counter: this rank's steps and batches; None until the backend has started.
         pace: reads this rank's pace; None until the backend has started.
+        watch: ends this rank together with the others; None in a notebook and in a job of one process.
+        stacks: lets `cpudist stacks` find this rank; None if its name is taken.
         on_failure: called on rank 0 before it ends because of a failure.
         started: set once the job has started, so that `on_failure` records the failure.
         on_end: called when the process exits before the job was shut down; it waits for the other ranks.
@@ -80,15 +79,13 @@ class RankContext:
         self.changes = changes
         self.timeout = timeout
         self.backend: Backend | None = None
-        self.counter: StepCounter | None = None
         self.pace: PaceMeter | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.started = threading.Event()
         self.on_end: Callable[[], None] = self.wait_for_all
         self.unfinished: list[Callable[[], None]] = []
-        self._watch: Watch | None = None
-        self._stacks: StackServer | None = None
-        self._stall: Stall | None = None
+        self.watch: Watch | None = None
+        self.stacks: StackServer | None = None
         self._placement = launcher.placement()
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
         changes.then(self.rendezvous.close)
@@ -99,7 +96,8 @@ class RankContext:
                 say(f"warning: {doubt}")
         self.heartbeat = Heartbeat(self.world.size, self.rendezvous.address, timeout)
         changes.then(self.heartbeat.stop)
-        if not any(member.interactive for member in self.members):
+        self.interactive = any(member.interactive for member in self.members)
+        if not self.interactive:
             self._watch_the_others()
         self._serve_stacks()
 
@@ -112,44 +110,6 @@ class RankContext:
         me = self._placement
         return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self.timeout)
 
-    def set_timeout(self, seconds: float) -> None:
-        """Change `timeout`, and the limits of the backend and of the store.
-
-        Raises:
-            UserError: the backend cannot change its limit.
-        """
-        assert self.backend is not None
-        self.backend.set_timeout(seconds)
-        self.rendezvous.store.set_timeout(timedelta(seconds=seconds))
-        self.timeout = seconds
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether the ranks watch each other; they do not in a notebook or in a job of one process."""
-        return self._watch is not None
-
-    def end_when_stalled(self, seconds: float) -> None:
-        """End the job if no rank shows a sign of life for `seconds`; see `Stall`. A second call does nothing."""
-        if self._stall is not None:
-            return
-        if any(member.interactive for member in self.members):
-            say("warning: stall has no effect in a notebook or an interactive session")
-            return
-        assert self.backend is not None
-        assert self.counter is not None
-        explain = self._watch.explain if self._watch is not None else list
-        self._stall = Stall(
-            seconds,
-            self.world,
-            self.heartbeat,
-            self.counter,
-            self.backend.progress,
-            explain,
-            self._show_stacks,
-            lambda: self.on_failure(),
-            self.changes,
-        )
-
     def statuses(self) -> dict[int, RankStatus]:
         """Return the newest status of each rank that has published one; any thread may call this."""
         if self.rendezvous.address is None:
@@ -158,42 +118,35 @@ class RankContext:
             return published(store, self.world.size)
         return {}
 
-    def serve_figures(self, read: Callable[[], dict[str, Any]]) -> None:
-        """Serve the result of `read` to `cpudist top`; another thread calls `read`."""
-        if self._stacks is not None:
-            self._stacks.figures = read
-
     def wait_for_all(self) -> None:
         """Wait until all ranks have finished; does nothing a second time."""
         for finish in self.unfinished:
             finish()
-        if self._watch is not None:
+        if self.watch is not None:
             try:
-                self._watch.finish()
+                self.watch.finish()
             except RanksMissing as error:
                 self.fail(error, lambda _error: None)
-        if self._stall is not None:
-            self._stall.stop()
 
     def fail(
         self, error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None
     ) -> NoReturn:
         """End the job on every rank because of `error`; see `failure.fail`."""
-        failure.fail(error, self._watch, show, rank, lambda: self.on_failure())
+        failure.fail(error, self.watch, show, rank, lambda: self.on_failure())
 
     def waited_for(self, error: BaseException) -> list[str]:
         """Return sentences about the ranks that a timed-out collective waited for; see `failure.waited_for`."""
-        return failure.waited_for(error, self._watch)
+        return failure.waited_for(error, self.watch)
 
     def close_in_child(self) -> None:
         """Close all connections in a forked child; it is not a rank, so its exit must not end the job."""
-        if self._stacks is not None:
-            self._stacks.close()
-            self._stacks = None
+        if self.stacks is not None:
+            self.stacks.close()
+            self.stacks = None
         self.heartbeat.close_in_child()
-        if self._watch is not None:
-            self._watch.close_in_child()
-            self._watch = None
+        if self.watch is not None:
+            self.watch.close_in_child()
+            self.watch = None
             sys.excepthook = sys.__excepthook__
             atexit.unregister(self._end_with_process)
         if self.rendezvous.server is not None:
@@ -208,12 +161,12 @@ class RankContext:
     def _watch_the_others(self) -> None:
         if self.rendezvous.address is not None:
             hosts = [member.host for member in self.members]
-            self._watch = Watch(
+            self.watch = Watch(
                 self.world, hosts, self.rendezvous.address, self._status, self.heartbeat, lambda: self.timeout
             )
-            self._watch.on_failure = self._record_failure
-            self._watch.waiting_agent = self.launcher.waiting_agent
-            self.changes.then(self._watch.close)
+            self.watch.on_failure = self._record_failure
+            self.watch.waiting_agent = self.launcher.waiting_agent
+            self.changes.then(self.watch.close)
         self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
         atexit.register(self._end_with_process)
         self.changes.then(lambda: atexit.unregister(self._end_with_process))
@@ -230,17 +183,13 @@ class RankContext:
         job = f"{self.world.hosts[0]}:{self.rendezvous.port}"
         name = name_of(self.world)
         try:
-            self._stacks = StackServer(
+            self.stacks = StackServer(
                 job, self.world.rank, self.world.size, name, lambda: summary(self._status(at_end=False))
             )
         except OSError as error:
             say(f"warning: cpudist stacks will not find {name}: {error.strerror}")
             return
-        self.changes.then(self._stacks.stop)
-
-    def _show_stacks(self) -> None:
-        if self._stacks is not None:
-            self._stacks.show()
+        self.changes.then(self.stacks.stop)
 
     def _status(self, *, at_end: bool) -> RankStatus:
         pace = None if self.pace is None else self.pace.read(at_end=at_end)

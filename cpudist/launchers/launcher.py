@@ -12,9 +12,7 @@ from cpudist.errors import UserError
 
 @dataclass(frozen=True)
 class Placement:
-    """The numbers of this process's rank, local rank and node, and their totals, as its launcher gives them.
-
-    A number is None if the launcher does not give it.
+    """The rank, local rank and node of this process, and their totals; None where its launcher does not give a number.
 
     Raises:
         UserError: the numbers contradict each other.
@@ -116,22 +114,14 @@ class Launcher(ABC):
         """Return whether these are the variables of a process that this launcher started."""
 
     def placement(self) -> Placement:
-        """Return the place of this process among the ranks.
-
-        Raises:
-            UserError: a variable is missing or not a number, or variables contradict each other.
-        """
+        """Return the place of this process among the ranks; `UserError` where variables are missing or contradict."""
         names = dict(self.placement_variables)
         rank, size = self.integer(names.pop("rank")), self.integer(names.pop("size"))
         return Placement(rank, size, **{field: self.optional_integer(name) for field, name in names.items()})
 
     @abstractmethod
     def rendezvous(self) -> RendezvousMethod:
-        """Return how the ranks find each other.
-
-        Raises:
-            UserError: a variable is missing or wrong, or the launcher cannot work as it was started.
-        """
+        """Return how the ranks find each other; `UserError` if the launcher cannot work as it was started."""
 
     @property
     def waiting_agent(self) -> int | None:
@@ -145,11 +135,7 @@ class Launcher(ABC):
 
     @property
     def run_ids(self) -> dict[str, bool]:
-        """Unique names of this run; its restarts keep them.
-
-        Returns:
-            Each name, and whether an earlier attempt of this run may have had it. CPUDIST_RUN_ID is made for one run.
-        """
+        """Unique names of this run, and for each whether an earlier attempt of this run may have had it."""
         named = self._variables.get("CPUDIST_RUN_ID")
         return {named: True} if named else {}
 
@@ -183,22 +169,14 @@ class Launcher(ABC):
 
     @property
     def master_port(self) -> int | None:
-        """The port in MASTER_PORT; None where it is not set, or empty.
-
-        Raises:
-            UserError: the value is not a port number.
-        """
+        """The port in MASTER_PORT, or a `UserError`; None where it is not set, or empty."""
         text = self._variables.get("MASTER_PORT") or None
         if text is not None and not (text.isdecimal() and 0 < int(text) < 1 << 16):
             raise UserError(f"MASTER_PORT={text!r} is not a port number; set it to a free port of rank 0's host")
         return None if text is None else int(text)
 
     def integer(self, name: str) -> int:
-        """Return the number in a variable that the launcher must have set.
-
-        Raises:
-            UserError: the variable is not set, or not to a whole number.
-        """
+        """Return the number in a variable that the launcher must have set; otherwise raise a `UserError`."""
         value = self.optional_integer(name)
         if value is None:
             raise UserError(
@@ -208,11 +186,7 @@ class Launcher(ABC):
         return value
 
     def optional_integer(self, name: str) -> int | None:
-        """Return the number in a variable; None where it is not set.
-
-        Raises:
-            UserError: the value is not a whole number.
-        """
+        """Return the number in a variable, or raise a `UserError`; None where it is not set."""
         text = self._variables.get(name)
         if text is None:
             return None
@@ -225,11 +199,7 @@ class Launcher(ABC):
 
 
 def token_in(variables: Mapping[str, str]) -> str:
-    """Return the secret in CPUDIST_TOKEN; empty where it is not set.
-
-    Raises:
-        UserError: the variable is set but empty, so everybody could join.
-    """
+    """Return the secret in CPUDIST_TOKEN; empty where it is not set. An empty value would let everybody join."""
     token = variables.get("CPUDIST_TOKEN")
     if token is not None and not token.strip():
         raise UserError("CPUDIST_TOKEN is empty; set it to one secret for all ranks, or unset it")

@@ -38,6 +38,7 @@ class MpirunOptions:
         variables: names of the job's environment variables.
         interface: the network interface to use; None: the launcher chooses.
         all_output: whether each line of output is marked with its rank.
+        only_ipv6: whether mpirun's host has IPv6 addresses alone.
     """
 
     count: int
@@ -46,6 +47,7 @@ class MpirunOptions:
     variables: Sequence[str] = ()
     interface: str | None = None
     all_output: bool = False
+    only_ipv6: bool = False
 
 
 class MpiLauncher(Launcher):
@@ -87,10 +89,7 @@ class MpiLauncher(Launcher):
     @classmethod
     @abstractmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        """Return the command line of mpirun, `program`; `version` is its answer to `--version`.
-
-        It contains the names of variables, never their values.
-        """
+        """Return the command line of mpirun; it contains names of variables, never their values."""
 
     @classmethod
     @abstractmethod

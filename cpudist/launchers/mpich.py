@@ -70,6 +70,10 @@ class Mpich(MpiLauncher):
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
         # By default Hydra starts its proxies with srun inside a Slurm allocation, on the allocation's hosts.
         words = [str(program), "-launcher", "ssh" if options.hostfile else "fork", *cls._pinning_off(options)]
+        if options.only_ipv6:
+            if not cls.takes_ipv6:
+                raise UserError("MPICH's mpirun needs IPv4, and this host's name has none: give --mpi intel or openmpi")
+            words += ["-v6"]  # an option of Intel's
         if options.hostfile:
             words += [cls.hostfile_option, options.hostfile]
         if options.interface:
@@ -98,10 +102,9 @@ class Mpich(MpiLauncher):
 
 
 def requested_nodes(words: Sequence[str]) -> int | None:
-    """Return the number of nodes in a command line such as `mpirun -n 4 -ppn 2 …`: ranks ÷ ranks per node.
+    """Return ranks ÷ ranks per node of `mpirun -n 4 -ppn 2 …`; None if a number is missing.
 
-    Return None if one of the numbers is missing. Hydra silently uses fewer nodes if its hostfile names too few hosts or
-    has a line that it does not understand.
+    Hydra silently uses fewer nodes if its hostfile names too few hosts or has a line that it does not understand.
     """
     given: dict[str, int] = {}
     for option, value in itertools.pairwise(words):

@@ -23,14 +23,10 @@ _ANSWER_SECONDS = 15.0
 
 
 def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpirun:
-    """Return the first mpirun of the MPI that was asked for: in this Python's own environment, then on PATH.
+    """Return the first mpirun of an MPI, in this Python's own environment or on PATH; otherwise raise a `UserError`.
 
     Args:
         option: a key of `MPI_BY_OPTION`, or "auto" for any MPI.
-        variables: the environment variables, for PATH.
-
-    Raises:
-        UserError: no such mpirun is found.
     """
     seen = []
     for program in _candidates(variables):

@@ -95,11 +95,7 @@ def tasks_without_step(variables: Mapping[str, str]) -> int:
 
 
 def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
-    """Return this job step's name as a run, in the form of `Launcher.run_ids`; empty outside of steps.
-
-    A requeued job keeps its job id and its step ids. An interactive shell is a step too. All programs that it starts
-    share its name, but it is never requeued.
-    """
+    """Return this job step's name as in `Launcher.run_ids`; empty outside of steps. A requeued job keeps its ids."""
     job, step = variables.get("SLURM_JOB_ID", ""), variables.get("SLURM_STEP_ID", "")
     if not (job and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP):
         return {}

@@ -27,7 +27,12 @@ class PaceMeter(Observer):
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
+        self._newest_step: tuple[int, float | None, float | None] = 0, None, None
         self._known = {"host": job.world.hosts[job.world.node_rank], "restarts": job.restarts}
+
+    def step(self, optimizer: Any) -> None:
+        """Note when the step has ended: paces of ranks that step together are compared at these moments."""
+        self._newest_step = self._job.counter.steps, time.monotonic(), self._job.backend.communication_seconds()
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of this rank for `cpudist top`."""
@@ -36,13 +41,14 @@ class PaceMeter(Observer):
 
     def read(self, *, at_end: bool = False) -> Pace | None:
         """Return this rank's pace, or None after an error; any thread may call this."""
-        used, backend, counter = resource.getrusage(resource.RUSAGE_SELF), self._job.backend, self._job.counter
+        used, backend = resource.getrusage(resource.RUSAGE_SELF), self._job.backend
+        steps, step_at, step_waited = self._newest_step
         return Pace(
-            counter.steps,
+            steps,
             time.monotonic(),
             backend.communication_seconds(),
             backend.communicated_bytes(),
-            counter.loading,
+            self._job.counter.loading,
             used.ru_utime + used.ru_stime,
             psutil.Process().memory_info().rss,
             _run_queue_delay(),
@@ -50,6 +56,8 @@ class PaceMeter(Observer):
             clock_of(min(os.sched_getaffinity(0))),
             torch.get_num_threads(),
             self._record.training.communication_share() if at_end else None,
+            step_at,
+            step_waited,
         )
 
 

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.console import duration, names_of, number_of, option, say
 from cpudist.observability.observers import ObservedJob, Observer
@@ -45,13 +44,13 @@ class RunRecord(Observer):
         dtype: the type that the job computes in, such as "bfloat16".
         optimizations: the optimizations of the model; the first is "ipex" or "native".
         training: measurements of the last Trainer, or of a script's own training loop.
-        gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the compression of gradients between hosts; None if no model was wrapped.
         gradient_times: when the gradients of a step are complete.
         network: see `note_network`.
         waiting: the communication wait and straggler delay of each rank; see `rank_table.waiting`.
         checkpoint: the newest saved checkpoint.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
+        stragglers: on rank 0 the reported ranks, and the line of code in which each of them was most often seen.
     """
 
     otherwise: ClassVar[dict[str, object]] = {"newest": {}}
@@ -63,13 +62,13 @@ class RunRecord(Observer):
         self.dtype: str | None = None
         self.optimizations: list[str] = []
         self.training = self._own_loop = Training(job.counter)
-        self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
         self.gradient_times: dict[str, Any] | None = None
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
         self.checkpoint: str | None = None
         self.compared: dict[str, float] = {}
+        self.stragglers: dict[int, str] = {}
         self._job = job
         self._pinning: list[dict[str, Any]] = [
             {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
@@ -116,20 +115,6 @@ class RunRecord(Observer):
         """
         self._results = folder
 
-    def note_gradients_of(self, model: torch.nn.Module) -> None:
-        """At a wrapped model's first use, note how its gradients are reduced; hooks may be added until then."""
-
-        def note(model: torch.nn.Module, args: Any) -> None:  # not a method: copying the model would copy the record
-            handle.remove()
-            self.note_gradients(model)
-
-        if _gradients(model):
-            handle = model.register_forward_pre_hook(note)
-
-    def note_gradients(self, model: torch.nn.Module) -> None:
-        """Note how the gradients of a wrapped model are reduced."""
-        self.gradients = _gradients(model)
-
     def note_network(self, address: str) -> None:
         """Note the address of rank 0's host at which the ranks found the store, and its network interface."""
         self.network = {"interface": interface_of(address), "address": address}
@@ -157,7 +142,17 @@ class RunRecord(Observer):
             say(f"the run record was not written: {error}; {elsewhere} names another place")
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
-            say(f"{exit} after {duration(own_age())}{steps}{where}")
+            say(f"{exit} after {duration(own_age())}{steps}{self._slowest()}{where}")
+
+    def _slowest(self) -> str:
+        """Return which of the reported ranks has delayed the others most, as a part of a sentence."""
+        rows = [row for row in self.waiting if row["rank"] in self.stragglers]
+        if not rows:
+            return ""
+        row = max(rows, key=lambda row: float(row["delays"]))
+        place = self.stragglers[row["rank"]]
+        made = f"; rank {row['rank']} on {row['host']} made the others wait {100 * row['delays']:.0f} % of the time"
+        return f"{made}, mostly in {place}" if place else made
 
     def _choose_path(self, exit: Exit) -> Path | None:
         """Return the file in the folder of the results, or in a new folder.
@@ -207,7 +202,7 @@ class RunRecord(Observer):
             "network": self.network,
             "dtype": self.dtype,
             "optimizations": self.optimizations,
-            "gradients": self._described_gradients() or None,
+            "gradients": self._gradients(),
             "gradient_times": self.gradient_times,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "pinning": self._pinning,
@@ -226,11 +221,11 @@ class RunRecord(Observer):
             fields["details"] = details
         return fields
 
-    def _described_gradients(self) -> dict[str, Any]:
-        if self.compression is None or not self.gradients:
-            return self.gradients
+    def _gradients(self) -> dict[str, Any] | None:
+        if self.compression is None:
+            return None
         before, after = self._job.backend.compressed_bytes() or (None, None)
-        return {**self.gradients, "compress": self.compression, "bytes": before, "compressed_bytes": after}
+        return {"compress": self.compression, "bytes": before, "compressed_bytes": after}
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
@@ -242,16 +237,3 @@ def _rounded(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
-
-
-def _gradients(model: torch.nn.Module) -> dict[str, Any]:
-    """Return how gradients are reduced, by the names of DDP's options; empty for a model that is not wrapped."""
-    if not isinstance(model, DistributedDataParallel):
-        return {}
-    hooks = [getattr(hook, "__qualname__", type(hook).__qualname__) for hook, _ in model._comm_hooks]
-    return {
-        "bucket_cap_mb": model.bucket_bytes_cap / 2**20,
-        "gradient_as_bucket_view": model.gradient_as_bucket_view,
-        "static_graph": model.static_graph,
-        "hook": hooks[-1] if hooks else None,
-    }

@@ -1,108 +1,151 @@
 """Find the rank that makes the others wait, and the cause if the figures show one.
 
 Rank 0 compares the paces that all ranks publish. Since ranks step together, a slow rank is the one that waits least for
-communication. It is reported if its straggler delay was at least a tenth of a step over the last 40 steps (120 steps if
-no cause is found), and if it was the slowest rank in both halves of that time.
+communication. Its excess is the extra wait of the others divided by the step time without it: 5 if it is six times as
+slow. The test is sequential, so that a larger excess takes fewer steps (Page, "Continuous inspection schemes", 1954): a
+rank's score grows by excess / (2 * noise) - ln 2 in each observation, falls to 0 at most, and is reported at `_LIMIT`.
+
+False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, and independent
+between observations, the mean of exp(growth) is at most 1, and a rank is reported less than once in e**_LIMIT
+observations (Lorden, "Procedures for reacting to a change in distribution", 1971): in 9 days of steps of 0.25 s. Delays
+of a machine last longer than short steps, so observations are at least 0.25 s apart. A reading raises a score by
+`_MOST`: a few long steps, such as those that save a checkpoint, are not enough.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpudist.console import say
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.store import Connection
-from cpudist.supervision.rank_status import Pace, published
+from cpudist.supervision.rank_status import Pace, RankStatus, published
 
 if TYPE_CHECKING:
     from cpudist.observability.record import RunRecord
 
-_STEPS, _SECONDS = 40, 10.0  # Shortest comparison: other programs disturb a shorter one.
-_UNEXPLAINED = 3  # Without a cause, compare over so many times as long: equal virtual machines are slow in turn.
-_SHARE = 0.1  # Straggler threshold: extra wait of the others / step time without the straggler.
-_FIRST_STEPS = 10  # The first steps are not compared: ranks compile, allocate and read their first data.
-_STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # Sampling interval; rank 0 needs about 20 µs for each rank.
+_LIMIT, _MOST = 15.0, 5.0
+# Noise if the figures show a cause, and if they do not: equal virtual machines are slow in turn. 15 % are then reported
+# after 40 steps and 10 s, or after 120 steps and 30 s.
+_NOISE, _UNEXPLAINED_NOISE = 0.07, 0.09
+_OBSERVATION_SECONDS = 0.25
+_FIRST_STEPS = 2  # The first steps are not compared: ranks compile, allocate and read their first data.
+_SECONDS_PER_RANK = 0.01  # Sampling interval; rank 0 needs about 20 µs for each rank.
+_READINGS = 40  # The record's comparison is over so many readings.
 
 _LOST = 0.05  # Excess share of time in data loading or in the run queue that counts as a cause.
 _SLOW_CLOCK = 0.93
 _FAULTS = 10_000.0  # Threshold of page faults per second above three times the others'; so many take 2 % of the time.
+
+Paces = Mapping[int, Pace]
+
+
+@dataclass
+class _Score:
+    """A rank's score, and the paces of all ranks when it began to grow."""
+
+    begin: Paces
+    value: float = 0.0
 
 
 class Stragglers(Observer):
     """Reports each rank that makes the others wait, once; used on rank 0 of several ranks.
 
     Args:
-        record: gets the figures of the newest comparison.
+        record: gets the figures of the newest comparison, and the reported ranks.
     """
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
         self._names = [f"rank {rank} ({member.host})" for rank, member in enumerate(job.members)]
-        self._readings: deque[Mapping[int, Pace]] = deque()  # paces of all ranks since the begin of the comparison
-        self._named: set[int] = set()
+        self._readings: deque[Paces] = deque(maxlen=_READINGS)
+        self._scores: dict[float, dict[int, _Score]] = {_NOISE: {}, _UNEXPLAINED_NOISE: {}}  # by noise, by rank
+        self._lines: defaultdict[int, Counter[str]] = defaultdict(Counter)  # lines of code of the slowest ranks
 
     def beat(self, store: Connection) -> None:
-        """Read the paces of all ranks if rank 0 has made enough steps, and compare them."""
+        """Read the paces of all ranks if rank 0 has made a step, and compare them."""
         if self.are_due(self._job.counter.steps):
-            statuses = published(store, len(self._names)).values()
-            self.compare({one.rank: one.pace for one in statuses if one.pace and one.pace.waited is not None})
+            self.compare(published(store, len(self._names)))
 
     def are_due(self, steps: int) -> bool:
         """Return whether rank 0 has made enough steps for a reading of the paces of all ranks."""
         if not self._readings:
             return steps >= _FIRST_STEPS
         newest, pause = self._readings[-1][0], len(self._names) * _SECONDS_PER_RANK
-        return steps >= newest.steps + _STEPS_BETWEEN and time.monotonic() >= newest.at + pause
+        return steps > newest.steps and time.monotonic() >= newest.at + pause
 
-    def compare(self, paces: Mapping[int, Pace]) -> None:
-        """Compare the ranks over the time since a reading that is old enough; without one do nothing."""
-        if len(self._names) < 2 or len(paces) < len(self._names):
+    def compare(self, statuses: Mapping[int, RankStatus]) -> None:
+        """Compare the ranks since the last reading; do nothing unless all of them have made a step since then."""
+        paces = {rank: one.pace for rank, one in statuses.items() if one.pace and one.pace.step_waited is not None}
+        if not 1 < len(self._names) <= len(paces) or min(one.steps for one in paces.values()) < _FIRST_STEPS:
             return
-        if min(one.steps for one in paces.values()) < _FIRST_STEPS:
+        if not self._readings:
+            self._readings.append(paces)
             return
-        self._readings.append(dict(paces))
-        while len(self._readings) > 1 and _long_enough(self._readings[1], paces, _UNEXPLAINED):
-            self._readings.popleft()
-        if sentence := self._sentence(_UNEXPLAINED) or self._sentence(1):
-            say(sentence)
+        before = self._readings[-1]
+        steps = min(one.steps - before[rank].steps for rank, one in paces.items())
+        if steps < 1:
+            return
+        self._readings.append(paces)
+        rates = _rates(before, paces)
+        slowest, delay = _slowest(rates)
+        excess = delay / max(1 - delay, 1e-3)
+        self._note(slowest, statuses[slowest])
+        observations = min(steps, rates[slowest].seconds / _OBSERVATION_SECONDS)
+        for noise, scores in self._scores.items():
+            for rank in {slowest, *scores}:
+                score = scores.setdefault(rank, _Score(before))
+                growth = (excess if rank == slowest else 0.0) / (2 * noise) - math.log(2)
+                score.value += min(observations * growth, _MOST)
+                if score.value <= 0:
+                    del scores[rank]
+            if slowest in scores and scores[slowest].value >= _LIMIT and slowest not in self._record.stragglers:
+                self._report(slowest, _rates(scores[slowest].begin, paces), explained=noise == _NOISE)
 
-    def _sentence(self, times: int) -> str:
-        last, ends = self._readings[-1], range(len(self._readings) - 1)
-        begin = next((end for end in reversed(ends) if _long_enough(self._readings[end], last, times)), None)
-        if begin is None:
-            return ""
-        first, middle = self._readings[begin], self._readings[(begin + len(self._readings)) // 2]
-        rates = _rates(first, last)
-        number, delay = _slowest(rates)
+    def _note(self, slowest: int, status: RankStatus) -> None:
+        """Note the newest comparison for the record, and where the slowest rank computes."""
+        rates = _rates(self._readings[0], self._readings[-1])
+        rank, delay = _slowest(rates)
         waits = statistics.fmean(one.waited for one in rates.values())
-        self._record.compared = {"waits": waits, "slowest_rank": number, "delays": delay}
-        halves = [_slowest(_rates(*half)) for half in ((first, middle), (middle, last))]
-        # On a busy machine all of the waiting may come from a few seconds, although the rank is not slow.
-        steady = all(rank == number and share >= _SHARE / 2 for rank, share in halves)
-        if number in self._named or not steady or delay < _SHARE * (1 - delay):
-            return ""
-        slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
-        waited, cause = statistics.median(one.waited for one in others), _cause(slow, others)
-        if not cause and times < _UNEXPLAINED:
-            return ""
-        self._named.add(number)
-        return (
-            f"{self._names[number]} makes the others wait: in {slow.steps} steps they have waited for "
-            f"{100 * waited:.0f} % of the time, and it for {100 * slow.waited:.0f} %" + (f"; {cause}" if cause else "")
+        self._record.compared = {"waits": waits, "slowest_rank": rank, "delays": delay}
+        if status.line and not status.under_way:
+            self._lines[slowest][status.line] += 1
+        if slowest in self._record.stragglers:
+            self._record.stragglers[slowest] = self._place(slowest)
+
+    def _report(self, rank: int, rates: Mapping[int, _Rates], *, explained: bool) -> None:
+        slow, others = rates[rank], [one for other, one in rates.items() if other != rank]
+        cause, place = _cause(slow, others), self._place(rank)
+        if explained and not cause:
+            return
+        self._record.stragglers[rank] = place
+        waited = statistics.median(one.waited for one in others)
+        why = cause or (f"it is mostly in {place}" if place else "")
+        say(
+            f"{self._names[rank]} makes the others wait: in {slow.steps} steps they have waited for "
+            f"{100 * waited:.0f} % of the time, and it for {100 * slow.waited:.0f} %" + (f"; {why}" if why else "")
         )
+
+    def _place(self, rank: int) -> str:
+        return next((line for line, _ in self._lines[rank].most_common(1)), "")
 
 
 class _Rates:
     """Steps of a rank between two readings, and its other counters per second."""
 
     def __init__(self, first: Pace, last: Pace) -> None:
+        assert first.step_at is not None
+        assert last.step_at is not None
         self.steps = last.steps - first.steps
+        self.seconds = max(last.step_at - first.step_at, 1e-9)
+        self.waited = ((last.step_waited or 0.0) - (first.step_waited or 0.0)) / self.seconds
         seconds = max(last.at - first.at, 1e-9)
-        self.waited = ((last.waited or 0.0) - (first.waited or 0.0)) / seconds
         self.loading = (last.loading - first.loading) / seconds
         self.run_queue_delay = ((last.run_queue_delay or 0.0) - (first.run_queue_delay or 0.0)) / seconds
         self.faults = (last.faults - first.faults) / seconds
@@ -110,13 +153,8 @@ class _Rates:
         self.threads = last.threads
 
 
-def _rates(first: Mapping[int, Pace], last: Mapping[int, Pace]) -> dict[int, _Rates]:
+def _rates(first: Paces, last: Paces) -> dict[int, _Rates]:
     return {rank: _Rates(first[rank], one) for rank, one in last.items()}
-
-
-def _long_enough(first: Mapping[int, Pace], last: Mapping[int, Pace], times: int) -> bool:
-    steps = min(one.steps - first[rank].steps for rank, one in last.items())
-    return steps >= times * _STEPS and last[0].at - first[0].at >= times * _SECONDS
 
 
 def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:

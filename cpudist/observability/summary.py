@@ -105,27 +105,6 @@ def differences(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """Draw the losses of all runs into a picture.
-
-    Raises:
-        UserError: no run has losses.
-    """
-    from matplotlib.figure import Figure  # without pyplot, which would choose a window system
-
-    if not any(run.losses for run in runs):
-        raise UserError(f"no run has a log of losses; Trainer saves {_LOG} with its checkpoints, or by save_state()")
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for run in runs:
-        if run.losses:
-            axes.plot(*zip(*run.losses, strict=True), label=run.name)
-    axes.set(xlabel="step", ylabel="loss")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-
-
 def _losses(folder: Path) -> Points:
     """Return the losses of Trainer's newest log in `folder`, or in the checkpoints there."""
     logs = sorted([*folder.glob(_LOG), *folder.glob(f"checkpoint-*/{_LOG}")], key=lambda file: file.stat().st_mtime)

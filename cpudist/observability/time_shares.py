@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from cpudist.observability.busy_threads import BusyThreads
 from cpudist.observability.trace_events import Event, collectives
 
 # Activities of a rank, stored as a byte for each moment. If two overlap, the later one in this list counts.
@@ -17,33 +16,27 @@ _MOMENTS = 1_000_000
 _STARTS = {"step ": _ALL, "Optimizer.step#": "optimizer", "enumerate(DataLoader)": "loading data"}
 _STARTS |= dict.fromkeys(("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::"), "")  # ignored spans
 _OPERATORS = 5  # Report so many operators.
-_ONE_THREAD = 1.3  # An operator with at most so many busy threads counts as serial.
 
 # Part of the time, its threshold in percent, and what to try first above the threshold.
 _ADVICE = (
     ("waiting", 10, "find out why {slow} is late (cpudist docs placement)"),
     ("loading data", 10, "more processes that load data (num_workers of the DataLoader)"),
     ("communicating", 20, "fewer bytes: --compress, or gradients of several batches (cpudist docs slow-networks)"),
-    ("on one thread", 20, "more ranks with fewer threads each (cpudist plan --measure)"),
     ("optimizer", 20, "a fused optimizer (fused=True, or cpudist.optimize)"),
     ("Python and others", 30, "larger batches"),
     ("computing", 0, "bfloat16 (cpudist.optimize)"),
 )
 
 
-def report(events: Sequence[Event], names: Mapping[int, str], measured: BusyThreads) -> list[str]:
-    """Return lines about the events of all ranks, and about the operators of one rank."""
+def report(events: Sequence[Event], names: Mapping[int, str]) -> list[str]:
+    """Return lines about the events of all ranks."""
     shares, waited = divide(events)
     total = sum(event["dur"] for event in events if _part(event) == _ALL)
     slow, most = waited.most_common(1)[0] if waited else (min(names), 0.0)
     lines = [", ".join(f"{part} {share:.0f} %" for part, share in shares.most_common())]
     lines.append(f"waiting for {names[slow]} {most:.0f} %, for others {waited.total() - most:.0f} %")
-    for name, seconds in _outermost(events, measured.seen).most_common(_OPERATORS):
-        busy, share = measured.threads().get(name, 0.0), 100 * seconds / total
-        if 0 < busy <= _ONE_THREAD:
-            shares["on one thread"] += share
-        on = "" if not busy else f", on {busy:.1f} threads" if busy > _ONE_THREAD else ", on one thread"
-        lines.append(f"{name} {share:.0f} %{on}")
+    operators = _outermost(events).most_common(_OPERATORS)
+    lines += [f"{name} {100 * seconds / total:.0f} %" for name, seconds in operators]
     advice = next(advice for part, least, advice in _ADVICE if shares[part] >= least)
     return [*lines, f"try first: {advice.format(slow=names[slow])}"]
 
@@ -79,12 +72,12 @@ def divide(events: Iterable[Event]) -> tuple[Counter[str], Counter[int]]:
     return Counter(shares), Counter({rank: 100 * count / total for rank, count in waited.items()})
 
 
-def _outermost(events: Iterable[Event], known: Container[str]) -> Counter[str]:
-    """Return the time in the outermost operators among `known`, or among all operators if none is known."""
+def _outermost(events: Iterable[Event]) -> Counter[str]:
+    """Return the time in the outermost operators."""
     times, ends = Counter[str](), Counter[tuple[int, int]]()
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         name, thread = event["name"], (event["pid"], event["tid"])
-        if _part(event) == "computing" and (not known or name in known) and event["ts"] >= ends[thread]:
+        if _part(event) == "computing" and event["ts"] >= ends[thread]:
             ends[thread] = event["ts"] + event["dur"]
             times[name] += event["dur"]
     return times

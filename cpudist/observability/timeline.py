@@ -1,6 +1,6 @@
 """`--timeline`: record some optimizer steps of all ranks with torch's profiler, and write one trace of them.
 
-Every rank sends its part through the job's store. Rank 0 writes the file one step later, or when the training ends.
+Every rank sends its part through the job's store, and rank 0 writes the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import heapq
 import json
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -26,7 +25,6 @@ from torch.profiler import ProfilerActivity, profile
 from cpudist.console import names_of, number_of, say
 from cpudist.errors import UserError
 from cpudist.observability import trace_events
-from cpudist.observability.busy_threads import BusyThreads
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.time_shares import report
 from cpudist.observability.trace_events import STEPS, Event
@@ -35,7 +33,6 @@ from cpudist.store import StoreLost
 _SPANS = 350_000  # Most spans of all ranks together; the trace is then smaller than 50 MB.
 _GATHER_SECONDS = 60.0
 _ROUND_TRIPS = 20  # Round trips to the store's clock; the shortest one counts.
-_MEASURED = 30  # Operators whose threads are counted, including operators that contain others.
 
 
 class Timeline(Observer):
@@ -55,14 +52,14 @@ class Timeline(Observer):
             raise UserError(f"cannot write {file} ({error.strerror}); give another --timeline") from None
         self._job, self._file, self._steps = job, file, steps
         self._made = 0
-        self._stages = {steps[0]: self._begin, steps[1]: self._stop, steps[1] + 1: self._send}  # by number of steps
+        self._stages = {steps[0]: self._begin, steps[1]: self._finish}  # by number of steps
         self._numbers: list[dict[str, int]] = []
         # Readings in ns: this rank's clock, the offset of the store's clock from it, and the error of the offset.
         self._clock: list[tuple[int, int, int]] = []
         self._marks: list[int] = []  # wall clock at the begin of the first step and at the end of every step
 
     def step(self, optimizer: Any) -> None:
-        """Note the end of a step, and begin, end or send the recording when it is due."""
+        """Note the end of a step, and begin or end the recording when it is due."""
         self._made += 1
         if self._steps[0] <= self._made <= self._steps[1]:
             self._marks.append(time.time_ns())
@@ -71,9 +68,8 @@ class Timeline(Observer):
     def end(self) -> None:
         """Write the steps that were recorded before the training ended."""
         stages, self._stages = self._stages, {}
-        if len(self._marks) > 1:
-            for stage in stages.values():
-                stage()
+        if stages and len(self._marks) > 1:
+            self._finish()
         elif stages:
             if self._marks:
                 self._profile.stop()
@@ -90,23 +86,14 @@ class Timeline(Observer):
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         self._profile.start()
 
-    def _stop(self) -> None:
+    def _finish(self) -> None:
+        """Stop recording and send this rank's part; rank 0 writes the trace of all."""
         self._profile.stop()
         self._read_clock()
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder, "trace.json")
             self._profile.export_chrome_trace(str(trace))
             self._recorded = json.loads(trace.read_bytes())
-        seconds = Counter[str]()
-        for event in self._recorded["traceEvents"]:
-            seconds[event["name"]] += event.get("dur", 0)
-        several = torch.get_num_threads() > 1
-        self._threads = BusyThreads([name for name, _ in seconds.most_common(_MEASURED)] if several else [])
-        self._threads.__enter__()  # type: ignore[no-untyped-call]  # during one step more
-
-    def _send(self) -> None:
-        """Send this rank's part; rank 0 writes the trace of all."""
-        self._threads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         world, store = self._job.world, self._job.store
         name = f"rank {world.rank} ({world.hosts[world.node_rank]})"
         part = {"name": name, "events": self._events(), "clock_error": max(error for *_, error in self._clock)}
@@ -142,7 +129,7 @@ class Timeline(Observer):
         first, last = self._steps[0], self._steps[0] + len(self._marks) - 2
         wrong = max(part["clock_error"] for part in parts.values()) / 1000
         say(f"{self._file} has steps {first} to {last}, for ui.perfetto.dev; the clocks agree within {wrong:.0f} µs")
-        for line in report(events, names, self._threads):
+        for line in report(events, names):
             say(f"  {line}")
 
     def _read_clock(self) -> None:

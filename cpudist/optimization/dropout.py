@@ -4,27 +4,24 @@ PyTorch (2.8 to 2.15) draws masks on one thread on most CPUs. The operators of c
 torch's threads, store no mask for the backward pass, and take a seed from torch's generator. So `manual_seed`, saved
 generator states and recomputed activations repeat the masks on any number of threads.
 
-`torch.nn.Dropout`, `torch.nn.MultiheadAttention` and Hugging Face's attention (sdpa) call them instead of torch's
-functions. Other modules that call torch's functions, and compiled models, are not changed.
+The modules `torch.nn.Dropout` and `torch.nn.MultiheadAttention` and the attention of Hugging Face's models use them in
+their forward pass. Other modules, compiled models, and attention under transforms of torch.func have torch's dropout.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
 import hashlib
 import platform
-import sys
 import timeit
-from functools import cache, partial
+from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from cpudist import compiler
-from cpudist.compiler import Compiler, Library
+from cpudist.compiler import Library
 from cpudist.errors import UserError
 
 FILE = "cpudist_dropout.so"
@@ -32,7 +29,6 @@ _SOURCES = Path(__file__).parent / "csrc"
 _PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
 _FASTER = 0.8  # The operator is used if it takes less than this share of torch's time.
 _REPEATS = 8  # The fastest of these calls counts: on a busy machine, threads sometimes wait for a core.
-_MARK = "_cpudist_dropout"  # This attribute marks Hugging Face's modules, and the function that checks them.
 
 
 def divide(model: torch.nn.Module) -> bool:
@@ -41,27 +37,26 @@ def divide(model: torch.nn.Module) -> bool:
     Raises:
         UserError: the kernel cannot be compiled or loaded.
     """
-    modules = [module for module in model.modules() if _may_drop(module)]
+    modules = [(module, forward) for module in model.modules() if (forward := _forward_of(module))]
     if not modules:
         return False
     _load()
     if not _is_faster(torch.get_num_threads()):
         return False
-    _register_attention()
-    for module in modules:
-        if type(module) in _OWN:
-            module.__class__ = _OWN[type(module)]
-        elif not isinstance(module, _Divided):
-            module.__dict__[_MARK] = True
+    restore(model)
+    for module, forward in modules:
+        # A partial, not a closure: copy.deepcopy copies its module too.
+        replacement = functools.partial(forward, module, module.forward)
+        module.forward = functools.update_wrapper(replacement, module.forward)
     return True
 
 
 def restore(model: torch.nn.Module) -> None:
     """Restore torch's own dropout in the model."""
     for module in model.modules():
-        if isinstance(module, _Divided):
-            module.__class__ = module.plain  # type: ignore[assignment]
-        module.__dict__.pop(_MARK, None)
+        forward: Any = module.forward
+        if isinstance(forward, functools.partial) and forward.func in (_drop, _attend):
+            module.forward = forward.args[1]
 
 
 def ensure_built(cache: Path | None = None) -> Path:
@@ -78,15 +73,17 @@ def library() -> Library:
     """Describe the kernel's library, which belongs to one torch version."""
     content = hashlib.sha256(b"".join(source.read_bytes() for source in sorted(_SOURCES.iterdir())))
     key = f"dropout-{platform.machine()}-torch{compiler.torch_version()}-{content.hexdigest()[:12]}"
-    return Library(FILE, "the dropout kernel", "15 to 30 seconds of a core", key, _command)
-
-
-def _command(found: Compiler, output: Path) -> list[str]:
     source = _SOURCES / "dropout.cpp"
-    return [*found.command, "-O3", "-o", str(output), str(source), *found.torch_options(source)]
+    return Library(
+        *(FILE, "the dropout kernel", "15 to 30 seconds of a core", key),
+        lambda found, to: [*found.command, "-O3", "-o", str(to), str(source), *found.torch_options(source)],
+    )
 
 
-@cache
+_key: Any = None  # The dispatch key under which torch draws on all threads; None before `_load`.
+
+
+@functools.cache
 def _load() -> None:
     """Register the operators `torch.ops.cpudist`."""
     path = ensure_built()
@@ -94,92 +91,43 @@ def _load() -> None:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise UserError(f"the dropout kernel does not load: {error}; remove {path.parent}") from None
+    global _key
+    _key = torch._C.DispatchKey(torch.ops.cpudist.dispatch_key())
 
 
-@cache
+@functools.cache
 def _is_faster(_threads: int) -> bool:
     ones = torch.ones(1 << 20)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         ours, torchs = (
-            min(timeit.repeat(partial(drop, ones, 0.1, True), number=1, repeat=_REPEATS))
+            min(timeit.repeat(functools.partial(drop, ones, 0.1, True), number=1, repeat=_REPEATS))
             for drop in (torch.ops.cpudist.dropout, torch.dropout)
         )
     return ours < _FASTER * torchs
 
 
-class _Divided:
-    """Base of the classes that `divide` sets on torch's modules. Copies keep the class; pickles have torch's."""
-
-    plain: type[torch.nn.Module]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.plain.__new__, (self.plain,), self.__dict__
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        twin = memo[id(self)] = copy.copy(self)
-        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
-        twin.__class__ = type(self)
-        return twin
+def _forward_of(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """Return the function that replaces a module's forward pass, if the module may draw dropout."""
+    kind = type(module)
+    if kind is torch.nn.Dropout:
+        return _drop
+    of_transformers = kind.__module__.startswith("transformers") and "Attention" in kind.__name__
+    return _attend if kind is torch.nn.MultiheadAttention or of_transformers else None
 
 
-class Dropout(_Divided, torch.nn.Dropout):
-    plain = torch.nn.Dropout
-    __module__ = plain.__module__  # otherwise torch.fx would trace into the module
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self.inplace:
-            return functional.dropout(input, self.p, self.training, inplace=True)
-        return torch.ops.cpudist.dropout(input, self.p, self.training)  # type: ignore[no-any-return]
+def _is_usable() -> bool:
+    """Return whether no compiler traces the model and the operators are loaded; unpickling does not load them."""
+    return _key is not None and not torch.compiler.is_compiling()
 
 
-class MultiheadAttention(_Divided, torch.nn.MultiheadAttention):
-    plain = torch.nn.MultiheadAttention
-    __module__ = plain.__module__
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        divided = self.training and not torch.compiler.is_compiling()
-        return (_multihead_attention() if divided else torch.nn.MultiheadAttention.forward)(self, *args, **kwargs)
+def _drop(module: Any, forward: Any, /, input: torch.Tensor) -> torch.Tensor:
+    if module.inplace or not _is_usable():
+        return forward(input)  # type: ignore[no-any-return]
+    return torch.ops.cpudist.dropout(input, module.p, module.training)  # type: ignore[no-any-return]
 
 
-_OWN: dict[type, Any] = {torch.nn.Dropout: Dropout, torch.nn.MultiheadAttention: MultiheadAttention}
-
-
-def _may_drop(module: torch.nn.Module) -> bool:
-    """Return whether a module may call the operators: one of torch's, or of a Hugging Face model."""
-    return type(module) in _OWN or isinstance(module, _Divided) or type(module).__module__.startswith("transformers")
-
-
-def _with(function: Any, **names: Any) -> Any:
-    """Return a copy of a Python function in which the globals `names` have these values."""
-    copied = FunctionType(function.__code__, {**function.__globals__, **names}, None, function.__defaults__)
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return copied
-
-
-def _module_with(module: Any, **names: Any) -> Any:
-    return SimpleNamespace(**{**vars(module), **names})
-
-
-@cache
-def _multihead_attention() -> Any:
-    """Return a copy of the forward of `torch.nn.MultiheadAttention` that calls the operators."""
-    ours = {name: getattr(torch.ops.cpudist, name) for name in ("dropout", "scaled_dot_product_attention")}
-    attention = _with(functional.multi_head_attention_forward, **ours)
-    own = _module_with(functional, multi_head_attention_forward=attention)
-    return _with(torch.nn.MultiheadAttention.forward, F=own)
-
-
-def _register_attention() -> None:
-    """Register an attention function with transformers that calls the operators for marked modules."""
-    transformers = sys.modules.get("transformers.modeling_utils")
-    if transformers is None or hasattr(torchs := transformers.ALL_ATTENTION_FUNCTIONS["sdpa"], _MARK):
-        return
-    own = _module_with(functional, scaled_dot_product_attention=torch.ops.cpudist.scaled_dot_product_attention)
-    ours = _with(torchs, torch=_module_with(torch, nn=_module_with(torch.nn, functional=own)))
-
-    def attention(module: Any, *args: Any, **kwargs: Any) -> Any:
-        divided = hasattr(module, _MARK) and module.training and not torch.compiler.is_compiling()
-        return (ours if divided else torchs)(module, *args, **kwargs)
-
-    setattr(attention, _MARK, True)
-    transformers.AttentionInterface.register("sdpa", attention)
+def _attend(module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if not module.training or not _is_usable():
+        return forward(*args, **kwargs)
+    with torch._C._IncludeDispatchKeyGuard(_key):
+        return forward(*args, **kwargs)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cpudist.changes import Changes
 from cpudist.console import say
@@ -32,8 +30,6 @@ from cpudist.topology.pinning_plan import THREADS, PlanOptions, RankPlan, thread
 __all__ = ["Pinning", "data_cores", "decide", "pin", "preload_allocator"]
 
 _OWN_OPTION, _TRAINERS = "data_workers", "dataloader_num_workers"
-# Matches the entry in JSON, or at the top level of YAML; cpudist has no YAML parser among its dependencies.
-_IN_A_FILE = re.compile(rf'(?:^|[{{,]\s*)"?{_TRAINERS}"?\s*:\s*(\d+)\b', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -130,14 +126,12 @@ def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: S
 def data_workers(arguments: Sequence[str]) -> int:
     """Return the number of data workers: cpudist-train's --data-workers, or Trainer's dataloader_num_workers.
 
-    The latter is read from the command line or from a file of arguments; a number in a script's code is not seen.
+    A number in a script's code or in a file of arguments is not seen.
     """
     for name in (_OWN_OPTION, _TRAINERS):
         if (value := _option(arguments, name)).isdecimal():
             return int(value)
-    # TRL's parser reads the file of --config; HfArgumentParser reads a file that is the only argument.
-    alone = arguments[-1] if len(arguments) > 1 and not arguments[-2].startswith("-") else ""
-    return _from_file(Path(_option(arguments, "config") or alone))
+    return 0
 
 
 def _option(arguments: Sequence[str], wanted: str) -> str:
@@ -147,16 +141,6 @@ def _option(arguments: Sequence[str], wanted: str) -> str:
         if name.replace("-", "_") == f"__{wanted}":
             return value if equals else following
     return ""
-
-
-def _from_file(path: Path) -> int:
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        return 0
-    try:
-        found = _IN_A_FILE.search(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the script reports the fault
-        return 0
-    return int(found[1]) if found else 0
 
 
 def _warn(launcher: Launcher, line: str) -> None:

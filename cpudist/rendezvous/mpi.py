@@ -31,9 +31,7 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
             "(from a wrapper by os.execvp), or call torch.distributed.init_process_group with an init_method, its rank "
             "and the number of processes"
         )
-    if rendezvous.library is not None and "mpi4py.MPI" not in sys.modules:
-        os.environ.setdefault("MPI4PY_LIBMPI", rendezvous.library)
-    mpi = _initialised(timeout)
+    mpi = initialise(timeout, rendezvous.library)
     world = mpi.COMM_WORLD
     if (world.size, world.rank) != (placement.size, placement.rank):
         version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
@@ -45,10 +43,20 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     return world
 
 
-def _initialised(timeout: float) -> Any:
-    """Return ``mpi4py.MPI`` with MPI initialised; end this process if MPI_Init takes longer than `timeout` seconds."""
+def initialise(timeout: float, library: str | None) -> Any:
+    """Initialise MPI, once in a process, and return ``mpi4py.MPI``; MPI is finalised at exit.
+
+    If MPI_Init takes longer than `timeout` seconds, this process ends.
+
+    Args:
+        library: the MPI library, unless MPI4PY_LIBMPI names one; None: the one that mpi4py finds.
+
+    Raises:
+        UserError: mpi4py finds no MPI library.
+    """
     import mpi4py
 
+    _choose_library(library)
     # mpi4py's own MPI_Init holds the GIL, so no thread could end a process that waits in MPI_Init for a lost rank.
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False  # a forked child would also call its MPI_Finalize at exit
@@ -69,7 +77,15 @@ def _initialised(timeout: float) -> Any:
     return MPI
 
 
+def _choose_library(library: str | None) -> None:
+    if library is not None and "mpi4py.MPI" not in sys.modules:
+        os.environ.setdefault("MPI4PY_LIBMPI", library)
+
+
 def _finalize(mpi: Any) -> None:
-    """Finalise MPI at exit, without a time limit: ranks wait here for each other, and one may run much longer."""
-    if not mpi.Is_finalized():
+    """Finalise MPI at exit, without a time limit: ranks wait here for each other, and one may run much longer.
+
+    After an uncaught exception the launcher reports a crash and ends the other ranks, because MPI is not finalised.
+    """
+    if getattr(sys, "last_value", None) is None and not mpi.Is_finalized():
         ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's own MPI_Finalize holds the GIL

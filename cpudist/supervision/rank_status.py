@@ -44,6 +44,7 @@ class Pace:
         clock: frequency of one of the rank's CPUs in Hz; None: unknown.
         threads: computing threads.
         communication_share: communication wait as a share of the training time, set at its end; None: unknown.
+        step_at, step_waited: `at` and `waited` at the end of the newest step; None: no step or not measured.
     """
 
     steps: int
@@ -58,6 +59,8 @@ class Pace:
     clock: float | None
     threads: int
     communication_share: float | None = None
+    step_at: float | None = None
+    step_waited: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cpudist.backends.interface import Call
-from cpudist.console import size
+from cpudist.console import number_of, size
 from cpudist.lost_ranks import LostRank
 from cpudist.supervision.rank_status import RankStatus
 
@@ -53,7 +53,7 @@ def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], h
         doing = "" if place is None else last_seen(place)
         sentences.append(str(replace(loss, host=hosts[loss.rank], last_seen=doing)))
     if len(lost) > LINES:
-        sentences.append(f"{len(lost) - LINES} more ranks are lost")
+        sentences.append(f"{number_of(len(lost) - LINES, 'more rank')} lost")
     return sentences
 
 

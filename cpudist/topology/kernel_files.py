@@ -6,20 +6,19 @@ from pathlib import Path
 
 from cpudist.errors import UserError
 
-_MARK = "devices/system/cpu"
+_MARK = "sys/devices/system/cpu"
 
 
 class Files:
     """Text files by their path from the root, such as ``sys/devices/system/cpu/online``."""
 
-    def __init__(self, root: Path = Path("/"), only_sys: bool = False) -> None:
-        """Read from `root`, which is / or a copy of it; with `only_sys` it is a copy of /sys alone."""
-        self._root, self._before = root, "sys/" if only_sys else ""
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
 
     def read(self, path: str) -> str | None:
         """Return the file's text without white space around it; None if it is missing or may not be read."""
         try:
-            text = self._path(path).read_text(encoding="utf-8", errors="replace")
+            text = (self._root / path).read_text(encoding="utf-8", errors="replace")
         except OSError:  # some of the kernel's files exist and cannot be read
             return None
         return text.strip("\0 \t\n")
@@ -27,24 +26,20 @@ class Files:
     def names(self, folder: str) -> list[str]:
         """Return the names of a folder's entries; none if there is no such folder."""
         try:
-            return sorted(entry.name for entry in self._path(folder).iterdir())
+            return sorted(entry.name for entry in (self._root / folder).iterdir())
         except OSError:
             return []
 
-    def _path(self, path: str) -> Path:
-        if not path.startswith(self._before):
-            raise FileNotFoundError(path)
-        return self._root / path.removeprefix(self._before)
-
 
 def open_copy(path: Path) -> Files:
-    """Open a copy of `/`, of `/sys` or of a folder that contains `sys`.
+    """Open a folder `sys`, or one that contains it at most two levels deeper.
 
     Raises:
         UserError: the copy has no sys/devices/system/cpu.
     """
-    found = next((match for before in ("", "*/", "*/*/") for match in sorted(path.glob(before + _MARK))), None)
+    path = path.absolute()
+    roots = [path.parent] if path.name == "sys" else [path, *sorted(path.glob("*")), *sorted(path.glob("*/*"))]
+    found = next((root for root in roots if (root / _MARK).is_dir()), None)
     if found is None:
-        raise UserError(f"it holds no sys/{_MARK}: copy the machine's /sys/devices/system")
-    sys = found.absolute().parents[2]
-    return Files(sys.parent) if sys.name == "sys" else Files(sys, only_sys=True)
+        raise UserError(f"it holds no {_MARK}: copy the machine's /sys/devices/system")
+    return Files(found)

@@ -62,13 +62,12 @@ class Limits:
 
 
 def read_limits(files: Files, affinity: frozenset[int] | None, env: Mapping[str, str]) -> Limits:
-    """Read the limits of the process that `files` describes. A missing control group sets no limit.
+    """Read the limits of the process that `files` describes, whose mask is `affinity` (None: unknown).
 
-    Args:
-        affinity: the process's mask; None reads it from `files`, if it is there.
+    A missing control group sets no limit.
     """
     cpu, memory = list(_groups(files, "cpu")), list(_groups(files, "memory"))
-    sets = [cpus for cpus in (affinity or _affinity(files), _cpuset(files)) if cpus]
+    sets = [cpus for cpus in (affinity, _cpuset(files)) if cpus]
     return Limits(
         cpus=frozenset.intersection(*sets) if sets else None,
         quota=_least(_quota(files, group) for group in cpu),
@@ -115,23 +114,12 @@ def _groups(files: Files, controller: str) -> Iterator[str]:
 
 def _mounts(files: Files) -> Iterator[tuple[str, set[str] | None, str]]:
     """Yield each mounted hierarchy: its folder, its controllers (None for version 2), and the mount's root."""
-    text = files.read("proc/self/mountinfo")
-    if text is None:  # copies of a machine have only the older proc/mounts
-        for line in (files.read("proc/mounts") or "").splitlines():
-            fields = line.split()
-            if len(fields) > 3 and fields[2] in _KINDS:
-                yield fields[1].lstrip("/"), _controllers(fields[2], fields[3]), "/"
-        return
-    for line in text.splitlines():
+    for line in (files.read("proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = [*after.split(), "", "", ""][:3]
         if kind in _KINDS:
             fields = before.split()
-            yield fields[4].lstrip("/"), _controllers(kind, options), fields[3]
-
-
-def _controllers(kind: str, options: str) -> set[str] | None:
-    return None if kind == "cgroup2" else set(options.split(","))
+            yield fields[4].lstrip("/"), None if kind == "cgroup2" else set(options.split(",")), fields[3]
 
 
 def _paths(files: Files) -> dict[str, str]:
@@ -142,17 +130,7 @@ def _paths(files: Files) -> dict[str, str]:
         controllers, _, path = rest.partition(":")
         for controller in controllers.split(","):
             paths[controller] = path
-    # A copy may have only the cpuset's path. Schedulers use the same path in all hierarchies.
-    if not paths and (path := files.read("proc/self/cpuset") or ""):
-        paths = dict.fromkeys(("", "cpuset", "cpu", "memory"), path)
     return paths
-
-
-def _affinity(files: Files) -> frozenset[int] | None:
-    for line in (files.read("proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            return parse_list(line.partition(":")[2])
-    return None
 
 
 def _cpuset(files: Files) -> frozenset[int] | None:

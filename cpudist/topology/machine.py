@@ -110,7 +110,7 @@ def cores_to_spare(
 def machine_from(path: Path) -> Machine:
     """Read another machine from a file: a copy of sysfs (a folder), ``lscpu -p``, or hwloc's XML.
 
-    The limits are those of the process that made the copy, if the copy has them.
+    Only hwloc's XML has limits: the CPUs that lstopo was allowed to use.
 
     Raises:
         UserError: the file is missing or is none of these.
@@ -131,7 +131,7 @@ def machine_from(path: Path) -> Machine:
 def _from_copy(path: Path) -> Machine:
     files = open_copy(path)
     try:
-        return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
+        return Machine(sysfs.read_topology(files), Limits())
     except ValueError as error:
         raise UserError(f"it holds a file that the kernel does not write ({error}): copy it again") from None
 

@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         (2, ["ddp_step.py", "--quick"], "gloo, 100 MB, views"),
         (0, ["optimize.py", "--quick"], "optimize, bfloat16"),
         (2, ["pinning.py"], "pinned (1 thread"),
+        (0, ["rounding.py", "--steps", "20"], "float64, 3 ranks"),
         (2, ["saving_cost.py", "--rounds", "1"], "pause in the background, of a copy"),
         (0, ["serial_share.py", "gpt2", "--quick"], "optimize, float32"),
         (2, ["small_calls.py"], "4 bytes beside 96 MB"),

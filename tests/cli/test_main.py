@@ -60,11 +60,10 @@ def test_build_says_where_and_how_to_use_it(
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_options_may_be_spelled_with_underscores() -> None:
-    assert with_dashes(["launch", "--max_restarts=2", "--ppn", "a_b", "--", "train.py", "--num_epochs"]) == [
-        *("launch", "--max-restarts=2", "--ppn", "a_b"),
-        *("--", "train.py", "--num_epochs"),
-    ]
+@pytest.mark.parametrize("target", [["--", "-m", "train", "--num_epochs"], ["train.py", "--num_epochs"]])
+def test_options_before_the_target_may_be_spelled_with_underscores(target: list[str]) -> None:
+    options = ["launch", "--max_restarts=2", "--ppn", "a_b"]
+    assert with_dashes([*options, *target]) == ["launch", "--max-restarts=2", "--ppn", "a_b", *target]
 
 
 @pytest.mark.job

@@ -23,7 +23,6 @@ def _run(folder: Path, losses: list[float], **fields: Any) -> Path:
     return folder
 
 
-@pytest.mark.job  # matplotlib asks fc-list for its fonts once
 def test_two_runs_and_how_they_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -31,7 +30,7 @@ def test_two_runs_and_how_they_differ(
     common = ["train.py", "--do_train", "--lr"]
     falls = _run(tmp_path / "a", [4.0, 2.0, 1.0, 0.5], command=[*common, "1e-4"], communication_share=0.06)
     rises = _run(tmp_path / "b", [1.0, 4.0], command=[*common, "3e-4", "--fp16"], samples_per_second=32.714)
-    assert main(["summary", str(falls), str(rises / "cpudist.json"), "--plot", str(tmp_path / "losses.png")]) == 0
+    assert main(["summary", str(falls), str(rises / "cpudist.json")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["backend", *["ccl", "over", "mpi"] * 2] in lines
     assert ["step", "(p95)", *["264", "ms", "(300)"] * 2] in lines
@@ -42,7 +41,30 @@ def test_two_runs_and_how_they_differ(
     assert ["--lr:", "1e-4", "|", "3e-4"] in lines
     assert ["--fp16:", "not", "given", "|", "given"] in lines
     assert not any(line[:1] == ["--do_train:"] for line in lines)
-    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_in_full(tmp_path: Path) -> None:
+    attempts = {"restarts": 1, "attempts": [[0, 30], [20, 100]], "steps": 100, "samples_per_second": 32.714}
+    figures = {"dtype": "bfloat16", "optimizations": ["ipex", "dropout"], "gradients": {"compress": "int8"}}
+    run = summary.read(_run(tmp_path / "a", [4.0, 2.0, 1.0], communication_share=0.06, **attempts, **figures))
+    assert run.rows() == {
+        "ranks": "2 on n0, n1",
+        "backend": "ccl over mpi",
+        "computes in": "bfloat16",
+        "optimized": "ipex, dropout",
+        "compression": "int8",
+        "ended": "completed",
+        "restarts": "1",
+        "recomputed": "10 steps",
+        "steps": "100",
+        "samples/s": "32.71",
+        "step (p95)": "264 ms (300)",
+        "waits for messages": "6 %",
+        "loss": "4 to 1",
+        "curve": "█▃▁",
+    }
+    nothing = summary.Run("b", {"world_size": 1}, []).rows()
+    assert nothing == {**dict.fromkeys(run.rows(), ""), "ranks": "1 on "}
 
 
 @pytest.mark.parametrize("width", [40, 80])

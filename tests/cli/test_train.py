@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,15 +27,3 @@ def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().out
     for word in ("mpirun", "srun", "torchrun", "-m", "--record"):
         assert word in text
-
-
-@pytest.mark.job
-def test_missing_packages_are_found_before_the_backend_is_compiled(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import no_such_package\n")
-    command = ["cpudist-train", str(tmp_path / "script.py")]
-    env = os.environ | {"CPUDIST_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"cpudist: {tmp_path}/script.py imports no_such_package, not installed"), done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert not (tmp_path / "cache").exists()

@@ -39,6 +39,7 @@ def cluster(hosts: int = 4, noise: float = 0.0, seed: int = 0) -> ClusterFigures
                 8,
                 {"float32": noisy(8e11), "bfloat16": noisy(2e12)},
                 noisy(2e10),
+                None,
                 0.3,
                 noisy(3e9),
                 64 << 30,
@@ -71,13 +72,23 @@ def _links(slow: Callable[[LinkFigures], bool], **fields: Any) -> Change:
     return change
 
 
+def _late_links(number: int) -> Change:
+    return _links(lambda link: number in (link.source, link.target), bandwidth=1e6, latency=0.05)
+
+
 SLOW = {"float32": 4.8e11, "bfloat16": 1.2e12}
 # A change, the hosts or links that are named for it, and what the message says of the cause.
 FAULTS: dict[str, tuple[Change, list[str], str]] = {
-    "clock": (_host(3, flops=SLOW, clock=1.8e9), ["h3", "h3"], "1.8 GHz"),
-    "cores": (_host(1, flops=SLOW, cores=4), ["h1", "h1"], "4 cores"),
-    "unknown": (_host(0, flops=SLOW), ["h0", "h0"], "0.60"),
-    "neighbour": (_host(0, flops=SLOW, load=1.5), ["h0", "h0"], "1.5 programs"),
+    "clock": (_host(3, flops=SLOW, clock=1.8e9), ["h3"], "1.8 GHz"),
+    "cores": (_host(1, flops=SLOW, cores=4), ["h1"], "4 cores"),
+    "unknown": (_host(0, flops=SLOW), ["h0"], "0.60 in float32, 0.60 in bfloat16"),
+    "neighbour": (_host(0, flops=SLOW, load=1.5), ["h0"], "1.5 programs"),
+    "quota": (
+        lambda figures: _late_links(2)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(figures)),
+        ["h2"],
+        "a quota of 0.08",
+    ),
+    "whole quota": (_host(1, flops=SLOW, cores=4, quota=4.0), ["h1"], "a quota of 4 CPUs"),
     "memory": (_host(2, copied=1e10), ["h2"], "0.50"),
     "version": (_host(2, versions={**VERSIONS, "torch": "2.8.0"}), ["h2"], "torch 2.8.0"),
     "folder": (_host(1, shares_folder=False), ["h1"], "the working folder of h0"),
@@ -85,6 +96,12 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
     "one link": (_links(lambda link: (link.source, link.target) == (1, 3), bandwidth=1e7), ["h1 to h3"], "80 Mbit/s"),
     "one host's sending": (_links(lambda link: link.source == 3, bandwidth=1e7), ["h3"], "sends at most 80 Mbit/s"),
     "latency": (_links(lambda link: {link.source, link.target} == {0, 2}, latency=0.02), ["h0 and h2"], "20000 us"),
+    "pair": (
+        _links(lambda link: {link.source, link.target} == {1, 2}, bandwidth=1e7, latency=0.02),
+        ["h1 and h2"],
+        "80 M",
+    ),
+    "late host": (_links(lambda link: 2 in (link.source, link.target), latency=0.02), ["h2"], "20000 us on all of its"),
     "loss": (lambda figures: dataclasses.replace(figures, loss=(0.51, 0.5)), ["training"], "0.51"),
 }
 
@@ -106,7 +123,7 @@ def test_a_fifth_of_noise_is_no_fault(hosts: int, seed: int) -> None:
 def test_a_host_whose_links_are_all_slow_is_named_alone(hosts: int) -> None:
     change = _links(lambda link: hosts - 1 in (link.source, link.target), bandwidth=1.175e7)
     found = [(finding.about, finding.message) for finding in judge(change(cluster(hosts)))]
-    assert found == [(f"h{hosts - 1}", f"{way} at most 94 Mbit/s on all of its links") for way in ("sends", "receives")]
+    assert found == [(f"h{hosts - 1}", "sends and receives at most 94 Mbit/s on all of its links")]
 
 
 def test_noise_beside_a_host_that_sends_slowly() -> None:
@@ -123,8 +140,7 @@ def test_the_best_of_each_figure_counts() -> None:
     """Another program has disturbed one figure of the first measurement, and another of the second."""
     (whole,) = cluster(1).hosts
     first = dataclasses.replace(whole, flops={**whole.flops, "float32": 1e11})
-    second = dataclasses.replace(whole, copied=1e9, memory=1 << 30)
-    assert first.best(second) == dataclasses.replace(whole, memory=1 << 30)
+    assert first.best(dataclasses.replace(whole, copied=1e9)) == whole
 
 
 def test_figures_cross_processes_and_the_bandwidth_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,14 +173,10 @@ def test_tables_fit_a_terminal(hosts: int, shown: bool) -> None:
     text = tables(cluster(hosts))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count(" 100") == (hosts * (hosts - 1) if shown else 0)
-    assert json.dumps(dataclasses.asdict(cluster(hosts)))
 
 
 def test_the_odd_link_has_another_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     odd = _links(lambda link: (link.source, link.target) == (1, 3), bandwidth=1.17e7)(cluster())
-    odd = _links(lambda link: (link.source, link.target) == (2, 0), bandwidth=0.7 * 1.17e8)(odd)
     text = tables(odd)
-    assert (text.count("\033[31m  10\033[0m"), text.count("\033[33m  70\033[0m"), text.count("\033[32m")) == (1, 1, 10)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\033" not in tables(odd)
+    assert (text.count("\033[31m  10\033[0m"), text.count("\033[32m 100")) == (1, 11)

@@ -23,8 +23,9 @@ FIGURES = {"host": "h1", "at": 1.0, "steps": 3, "waited": 0.5, "loading": 0.1, "
 FIGURES |= {"threads": 2, "bytes": 7, "restarts": 1, "losses": [2.0, 1.0], "checkpoint": "step-1"}
 RANK = asdict(RankStacks(StackAddress("h0:29500", 0, 2, 3), 0, "rank 0 (process 1): here\n", FIGURES))
 RANKS = dict.fromkeys(("socket", "numa", "l3", "default"), 2)
-FACTS = {"identity": "a", "python": "3.11.7", "cpudist": "0.1.0", "torch": "2.13.0", "ccl": "", "seconds": 9.5}
+FACTS = {"identity": "a", "python": "3.11.7", "cpudist": "0.1.0", "torch": "2.13.0", "seconds": 9.5}
 FACTS |= {"memory": 8 << 30, "folder": True, "ranks": RANKS, "script": None, "shared": True}
+FACTS |= {"address": "10.0.0.2", "port": 4711, "findings": [asdict(Finding("warning", "quota", "a quota", "raise it"))]}
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cpudist.doctor.facts import facts
+from cpudist.doctor.facts import _connect, facts
 from cpudist.errors import Finding
 from cpudist.hosts import check as module
 from cpudist.hosts import remote
 from cpudist.hosts.check import Facts, check
+from cpudist.hosts.connections import partners, unconnected
 from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import free_port
 
 RANKS = {"socket": 1, "numa": 2, "l3": 4, "default": 2}
-FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, RANKS, "a")
+FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", 0.0, 8 << 30, True, RANKS, "a")
 
 
 @pytest.mark.parametrize(("task", "said"), [("asking", "cpudist: asking: waiting for h1\n"), ("", "")])
@@ -39,65 +40,71 @@ def test_a_line_names_the_hosts_that_take_long(
 
 
 @pytest.mark.job
-def test_this_host_is_all_right() -> None:
+def test_this_host_is_all_right(tmp_path: Path) -> None:
     checked = check([Host("localhost", 1)])
     assert checked.of_level("error") == []
-    (facts,) = checked.facts.values()
-    assert facts.skew == 0
-    assert set(facts.ranks) == {"socket", "numa", "l3", "default"}
-
-
-def test_a_host_that_only_starts_the_job_need_not_be_let_in() -> None:
-    (found,) = module._judge(Host("h1"), replace(FACTS, lets_in=False), FACTS, among=False)
-    assert found.level == "warning"
-
-
-@pytest.mark.job
-def test_what_a_host_sees_of_the_folder(tmp_path: Path) -> None:
+    (found,) = checked.facts.values()
+    assert found.skew == 0
+    assert set(found.ranks) == {"socket", "numa", "l3", "default"}
     (tmp_path / "probe").touch()
-    assert facts("0", str(tmp_path), "", str(tmp_path / "probe"))["shared"]
-    assert not facts("0", str(tmp_path), "", str(tmp_path / "elsewhere"))["shared"]
+    assert facts(str(tmp_path), "", str(tmp_path / "probe"))["shared"]
+    assert not facts(str(tmp_path), "", str(tmp_path / "elsewhere"))["shared"]
 
 
-@pytest.mark.job
 def test_a_host_that_cannot_connect_says_to_which_address_and_why() -> None:
-    port, folder = str(free_port()), ("", "", "")
-    assert (
-        facts(port, *folder, "", "127.0.0.1")["unreachable"] == f"127.0.0.1 port {port}: [Errno 111] Connection refused"
-    )
-    assert "nosuchhost.invalid port" in facts(port, *folder, "", "nosuchhost.invalid")["unreachable"]
-    assert "no network interface nosuch0" in facts(port, *folder, "nosuch0", "127.0.0.1")["unreachable"]
-    with socket.create_server(("", 0)) as shut_out:
-
-        def hear() -> None:
-            with shut_out.accept()[0] as connection:
-                connection.recv(8)
-
-        threading.Thread(target=hear).start()
-        assert not facts(str(shut_out.getsockname()[1]), *folder, "", "127.0.0.1")["lets_in"]
+    assert _connect(["127.0.0.1"], free_port(), "").endswith(": Connection refused")
+    assert "nosuchhost.invalid port" in _connect(["nosuchhost.invalid"], 1, "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not _connect(["nosuchhost.invalid", "127.0.0.1"], port, "")
+        assert "no network interface nosuch0" in _connect(["127.0.0.1"], port, "nosuch0")
 
 
 @pytest.mark.job
+def test_what_a_host_reports_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 40000 10.0.0.2 22")
+    monkeypatch.setattr("cpudist.doctor.facts.free_shared_memory", lambda: 1 << 20)
+    found = facts("")
+    assert found["address"] == "10.0.0.2"
+    assert any(one["level"] == "error" and "/dev/shm" in one["message"] for one in found["findings"])
+    (network,) = [one for one in facts("", interface="nosuch0")["findings"] if one["about"] == "network"]
+    assert network["message"].startswith("no network interface nosuch0 ")
+
+
+HOSTS = here, h0, h1, h2, h3 = [Host(name) for name in ("this", "h0", "h1", "h2", "h3")]
+
+
 @pytest.mark.parametrize(
-    "says",
+    ("failed", "about", "says", "level"),
     [
-        "",
-        "welcome to h1",
-        "null",
-        "[1]",
-        "{}",
-        '{"seconds": null}',
-        '{"seconds": 0.0, "cpudist": "0.0.9", "of": "another version"}',
+        ([], "", "", ""),
+        ([(h1, h2)], "h2", "does not let h1 connect", "error"),
+        ([(h1, h2), (h2, h1)], "h2", "cannot connect to h1 at h2 h1", "error"),
+        # A host whose network is another one, or whose ports are closed, is named alone.
+        ([(h1, other) for other in HOSTS] + [(other, h1) for other in HOSTS], "h1", "to this host at h1 this", "error"),
+        ([(other, h1) for other in HOSTS], "h1", "does not let this host connect", "error"),
+        ([(h0, h2), (h1, h2), (h3, h2)], "h2", "does not let h0, h1", "error"),
+        # All reach a host without ranks only if it need not connect to them.
+        ([(here, h3)], "h3", "does not let this host connect", "warning"),
+        ([(h1, here), (h3, here)], "h3 h1", "cannot connect to this host at ", "error"),
     ],
 )
-def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version of cpudist may answer so."""
-    monkeypatch.setattr(module, "python_main", lambda *_, **__: [sys.executable, "-c", f"print({says!r})"])
-    (found,) = ask_all([Host("localhost", 1, "f, line 1")], module._ask)
-    assert isinstance(found, Finding)
-    assert found.line == (
-        f"f, line 1: localhost gives an answer that is not understood: {says!r}; install the same cpudist on all hosts"
-    )
+def test_one_fault_of_the_network_gives_one_finding(
+    failed: list[tuple[Host, Host]], about: str, says: str, level: str
+) -> None:
+    why = {(one, other): f"{one.name} {other.name}" for one, other in failed if one != other}
+    found = list(unconnected(why, HOSTS, among=False))
+    assert [host.name for host, _ in found] == about.split()
+    assert all(says in finding.message and finding.level == level for _, finding in found)
+
+
+@given(st.integers(2, 2000))
+def test_many_hosts_connect_in_a_number_that_grows_slowly(count: int) -> None:
+    connections = [partners(own, count) for own in range(count)]
+    assert all(own not in others and set(others) <= {*range(count)} for own, others in enumerate(connections))
+    assert all(0 in others for others in connections[1:]), "all reach the host that starts the job"
+    assert max(map(len, connections)) <= max(31, 1 + count.bit_length())
+    assert {other for others in connections for other in others} == {*range(count)}, "all are tried"
 
 
 @pytest.mark.parametrize(
@@ -111,11 +118,9 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
         ({"script": "b"}, "error has another train.py than this host"),
         ({"shared": False}, "warning has a folder"),
         ({"folder": False, "shared": False}, "error has no folder"),
-        ({"unreachable": "10.0.0.9 port 4711: timed out"}, "error cannot connect to this host at 10.0.0.9 port 4711"),
-        ({"lets_in": False}, "error does not let this host connect to its free ports"),
         ({"memory": 100 << 20}, "error has 100 MB of free memory, and 4 ranks need 1.56 GB"),
         ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
-        ({"ccl": "there is no C++ compiler"}, "warning cannot use the backend ccl"),
+        ({"findings": [Finding("warning", "CPU quota", "a quota of 0.08 CPUs")]}, "warning has a quota of 0.08 CPUs"),
         ({}, ""),
     ],
 )

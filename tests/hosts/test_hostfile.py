@@ -53,89 +53,67 @@ def test_the_examples(name: str) -> None:
     assert read(Path(__file__).parents[2] / "hostfiles" / name) == [Host("node0", 2), Host("node1", 2)]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "hosts names no host; write one host a line"),
-        ("# h0\n\n   \n", "hosts names no host"),
-        ("h0\nh1:abc", "hosts, line 2: 'abc' is not a number of ranks; write h1 slots=4"),
-        ("h0:", "line 1: '' is not a number of ranks"),
-        ("h0:0", "'0' is not a number of ranks"),
-        ("h0:-1", "'-1' is not a number of ranks"),
-        ("h0 slots=\u0663", "is not a number of ranks"),
-        ("h0 slots=1e3", "'1e3' is not a number of ranks"),
-        ("h0 slots=", "'slots=' is not understood"),
-        ("h0 4", "'4' is not understood; write one host a line, as node0, node0:4 or node0 slots=4"),
-        ("h0 max_slots=4", "'max_slots=4' is not understood"),
-        ("h0 slots=4 h1", "'slots=4 h1' is not understood"),
-        ("h0:4 slots=4", "the number of ranks on h0 is given twice"),
-        ("h0:4 slots=5", "the number of ranks on h0 is given twice"),
-        ("h0,h1", "'h0,h1' is neither a host name nor an address"),
-        ("node[0-3]", "'node[0-3]' is neither a host name nor an address"),
-        ("user@h0", "'user@h0' is neither"),
-        ("-h0", "'-h0' is neither"),
-        ("h0..local", "'h0..local' is neither"),
-        ("10.0.0.256", "'10.0.0.256' is neither"),
-        ("10.0.1", "'10.0.1' is neither"),
-        ("4", "'4' is neither"),
-        ("fd00::zz", "'fd00::zz' is not an IPv6 address"),
-        ("1:2:3:4:5:6:7:8:4", "write [fd00::6]:4 for four ranks"),
-        ("[fd00::zz]:4", "'fd00::zz' is neither"),
-        ("[h0]:4", "brackets are for IPv6 addresses"),
-        ("fe80::1%$(reboot)", "is not an IPv6 address"),
-        ("h0\n#\n H0:2", "hosts, line 3: H0 is already in line 1; name it once, with all its ranks: H0 slots=2"),
-        ("fd00::1\n[fd00:0::1]:2", "line 2: fd00:0::1 is already in line 1"),
-        ("h0\rh1\rh0", "line 3: h0 is already in line 1"),
-    ],
-)
-def test_what_is_wrong_is_said_with_its_line(text: str, words: str) -> None:
-    with pytest.raises(UserError) as caught:
+# What is wrong is in the last line.
+WRONG = ["h0\nh1:abc", "h0:", "h0:0", "h0:-1", "h0 slots=\u0663", "h0 slots=1e3", "h0 slots=", "h0 4", "h0 max_slots=4"]
+WRONG += [
+    "h0 slots=4 h1",
+    "h0:4 slots=4",
+    "h0,h1",
+    "node[0-3]",
+    "user@h0",
+    "-h0",
+    "h0..local",
+    "10.0.0.256",
+    "10.0.1",
+    "4",
+]
+WRONG += [
+    "fd00::zz",
+    "1:2:3:4:5:6:7:8:4",
+    "[fd00::zz]:4",
+    "[h0]:4",
+    "fe80::1%$(reboot)",
+    "node\u212a",
+    "# a\n\n[::1] 4",
+]
+TWICE = ["h0\n#\n H0:2", "fd00::1\n[fd00:0::1]:2", "h0\rh1\rh0"]
+
+
+@pytest.mark.parametrize("text", ["", "# h0\n\n   \n", *WRONG, *TWICE])
+def test_what_is_wrong_is_said_with_its_line(text: str) -> None:
+    with pytest.raises(UserError, match="hosts") as caught:
         parse(text, "hosts")
-    assert words in str(caught.value)
+    *before, last = text.replace("\r", "\n").split("\n")
+    if text in WRONG:
+        assert f"hosts, line {len(before) + 1}: {last.strip()!r} is not understood" in str(caught.value)
+    elif text in TWICE:
+        assert f"line {len(before) + 1}: " in str(caught.value)
+        assert "is already in line 1" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read the hostfile .*nothing: No such file"):
-        read(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"cannot read the hostfile .*: Is a directory"):
-        read(tmp_path)
-    (tmp_path / "hosts").write_bytes(b"\x7fELF\xff\xfe\x00")
-    with pytest.raises(UserError, match="is not a text file"):
-        read(tmp_path / "hosts")
-
-
-def test_a_file_from_windows(tmp_path: Path) -> None:
+def test_files(tmp_path: Path) -> None:
+    """One that is not there, a folder, a program, and a file from Windows."""
+    (tmp_path / "program").write_bytes(b"\x7fELF\xff\xfe\x00")
+    for name in ("nothing", ".", "program"):
+        with pytest.raises(UserError, match="hostfile"):
+            read(tmp_path / name)
     (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfh0:2\r\nh1:2\r\n")
     assert read(tmp_path / "hosts") == [Host("h0", 2), Host("h1", 2)]
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks", "per_host", "expected"),
-    [
-        ("h0:2\nh1:4", None, None, [2, 4]),
-        ("h0:2\nh1:4", 2, None, [2]),
-        ("h0:2\nh1:4", 2, 1, [1, 1]),
-        ("h0\nh1", None, 2, [2, 2]),
-    ],
-)
-def test_spread(text: str, ranks: int | None, per_host: int | None, expected: list[int]) -> None:
-    assert [host.slots for host in spread(parse(text), ranks, per_host)] == expected
-
-
-@pytest.mark.parametrize(
     ("text", "ranks", "per_host", "words"),
     [
-        ("h0:2\nh1:2", 5, None, "5 ranks do not fit on 2 hosts with room for 4; add hosts"),
-        ("h0\nh1", 5, 2, "5 ranks do not fit on 2 hosts with room for 4"),
-        ("h0:2\nh1:4", None, 4, "hosts, line 1: h0 takes 2 ranks, and --ppn asks for 4"),
-        ("h0:2\nh1", None, None, "line 2: the number of ranks on h1 is missing; write h1 slots=4, or give --ppn"),
+        ("h0:2\nh1:2", 5, None, "room for 4"),
+        ("h0\nh1", 5, 2, "room for 4"),
+        ("h0:2\nh1:4", None, 4, "hosts, line 1: h0 takes 2 ranks"),
+        ("h0:2\nh1", None, None, "line 2: the number of ranks on h1 is missing"),
     ],
 )
 def test_what_does_not_fit(text: str, ranks: int | None, per_host: int | None, words: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=words):
         spread(parse(text, "hosts"), ranks, per_host)
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("mpi", [Mpich, OpenMpi])
@@ -146,7 +124,7 @@ def test_ipv6_where_the_launcher_takes_none(mpi: type[MpiLauncher]) -> None:
 
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True)
 names = st.lists(labels, min_size=1, max_size=3).map(".".join).filter(lambda name: not name.split(".")[-1].isdigit())
-addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
+addresses = st.ip_addresses().map(str)
 hosts_with_slots = st.lists(
     st.builds(Host, st.one_of(names, addresses), st.integers(1, 99)), min_size=1, max_size=8, unique_by=lambda h: h.name
 )
@@ -201,17 +179,17 @@ def test_no_text_is_taken_for_what_it_is_not(text: str) -> None:
     assert parse("\n".join(again)) == hosts
 
 
-@given(hosts_with_slots, st.integers(1, 200), st.one_of(st.none(), st.integers(1, 99)))
-def test_spread_fills_in_order_or_refuses(hosts: list[Host], ranks: int, per_host: int | None) -> None:
+@given(hosts_with_slots, st.none() | st.integers(1, 200), st.none() | st.integers(1, 99))
+def test_spread_fills_in_order_or_refuses(hosts: list[Host], ranks: int | None, per_host: int | None) -> None:
     room = [per_host or host.slots for host in hosts]
-    fits = sum(room) >= ranks and (per_host is None or all(per_host <= host.slots for host in hosts))
+    fits = sum(room) >= (ranks or 0) and (per_host is None or all(per_host <= host.slots for host in hosts))
     if not fits:
         with pytest.raises(UserError):
             spread(hosts, ranks, per_host)
         return
     placed = spread(hosts, ranks, per_host)
     assert [host.name for host in placed] == [host.name for host in hosts[: len(placed)]]
-    assert sum(host.slots for host in placed) == ranks
+    assert sum(host.slots for host in placed) == (ranks or sum(room))
     assert [host.slots for host in placed[:-1]] == room[: len(placed) - 1]
     assert placed[-1].slots <= room[len(placed) - 1]
 

@@ -44,8 +44,7 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     assert fields["hosts"] == ["h0", "h1"]
     assert (fields["world_size"], fields["backend"], fields["transport"]) == (4, backend, transport)
     assert (fields["steps"], fields["exit"]) == (8, "completed")
-    reduced = ("int8", "average") if compressed else ("none", None)
-    assert (fields["gradients"]["compress"], fields["gradients"]["hook"]) == reduced
+    assert fields["gradients"]["compress"] == ("int8" if compressed else "none")
     assert fields["loss"]["last"] < fields["loss"]["first"]
 
 
@@ -91,10 +90,11 @@ def test_three_hosts_add_up_in_rings(tmp_path: Path, possible: None, given: str,
     assert bool(sums) != ("CCL_ALLREDUCE differs between ranks (2d, ring)" in result.stderr), result.output
 
 
-@pytest.mark.parametrize("transport", ["mpi", "ofi"])
-@pytest.mark.parametrize("hosts", ["h0 h0 h1 h1", "h0 h0 h0 h1", "h0 h1 h0 h1"])
+@pytest.mark.parametrize(
+    ("hosts", "transport"), [("h0 h0 h1 h1", "ofi"), ("h0 h0 h0 h1", "mpi"), ("h0 h1 h0 h1", "mpi")]
+)
 def test_unequal_shares(bed: Bed, hosts: str, transport: str) -> None:
-    """Shares from none to a million times as much on 2 + 2, 3 + 1 and round-robin ranks, over MPI and libfabric."""
+    """Shares from none to a million times as much on 2 + 2, 3 + 1 and round-robin ranks."""
     ranks = [["-n", "1", "-host", host, sys.executable, str(COLLECTIVES), "5"] for host in hosts.split()]
     command = mpirun("intel") + [word for rank in ranks for word in [":", *rank]][1:]
     variables = {"CPUDIST_TEST_ONLY": "unequal", "CCL_ATL_TRANSPORT": transport}

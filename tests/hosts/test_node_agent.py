@@ -16,7 +16,6 @@ import pytest
 from cpudist import processes
 from cpudist.hosts import node_agent
 from cpudist.processes import python_main
-from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
 
@@ -98,8 +97,10 @@ def test_it_tells_of_ranks_and_ends_what_is_left(start: Start, job: str, before:
 
 
 def test_a_child_of_a_rank_is_no_rank_and_goes_with_it(start: Start, job: str) -> None:
+    """The rank has named itself in bytes that are no text (prctl(2))."""
     watching = watch(start, job)
-    rank = start(["-c", STARTS_ANOTHER], CPUDIST_JOB_ID=job, MY_RANK="0")
+    named = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) \\xfe')"
+    rank = start(["-c", named + STARTS_ANOTHER], CPUDIST_JOB_ID=job, MY_RANK="0")
     child = psutil.Process(int(rank.stdout.readline()))
     assert "ranks 2" not in until(watching, "ranks 1") + until(watching, "ranks 1")
     rank.kill()
@@ -110,31 +111,8 @@ def test_a_child_of_a_rank_is_no_rank_and_goes_with_it(start: Start, job: str) -
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_any_name_of_a_process(start: Start, job: str) -> None:
-    """Programs may name themselves in bytes that are no text (prctl(2))."""
-    watching = watch(start, job)
-    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) \\xfe'); "
-    rank = start(["-c", name + SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
-    assert poll(lambda: b"\xff" in Path(f"/proc/{rank.pid}/comm").read_bytes(), 20)
-    until(watching, "ranks 1")
-    until(watching, "ranks 1")
-    say(watching, "end")
-    until(watching, "left 0")
-    assert rank.wait(10) == -9
-
-
-def test_left_alone_it_ends_the_job(start: Start, job: str) -> None:
-    """Its input ends when `cpudist launch` is killed, or ssh with it."""
-    watching = watch(start, job)
-    rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
-    until(watching, "ranks 1")
-    watching.stdin.close()
-    until(watching, "left 0")
-    assert rank.wait(10) == -9
-
-
-def test_another_agent_takes_its_place(start: Start, job: str) -> None:
-    """As after a dropped ssh connection; without another agent, what is left is killed in time."""
+def test_another_agent_takes_its_place_or_it_ends_the_job(start: Start, job: str) -> None:
+    """Its input ends when ssh is lost, or `cpudist launch` is killed."""
     first = watch(start, job, grace="30")
     rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
     until(first, "ranks 1")

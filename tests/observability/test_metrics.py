@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from jobs import mpirun, run, train
+from observed import Observed
 
 from cpudist.cli.main import main
 from cpudist.cli.parser import endpoint
 from cpudist.errors import UserError
 from cpudist.job import job_options
 from cpudist.job.job_options import JobOptions
+from cpudist.observability.record import RunRecord
 from cpudist.topology.identity import free_port
 
 # Rank 1 computes longer; rank 0 asks for the figures when both have published them.
@@ -88,17 +90,12 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     assert re.search(rf"^1 +\S+ +\d+% +{delays[1]:.0%}$", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.job
-def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_a_user_error() -> None:
     pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
-    script = tmp_path / "own.py"
-    script.write_text("print('runs')")
+    from cpudist.observability.metrics import Metrics
+
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        port = other.getsockname()[1]
-        result = run(train("--backend", "gloo", "--metrics-port", str(port), str(script)), 60)
-    assert (result.returncode, result.stdout) == (2, ""), result.output
-    why = "Address already in use"
-    assert f"cannot serve metrics at 127.0.0.1:{port} ({why}); give another --metrics-port, 0 for any" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+        with pytest.raises(UserError, match=r"\(Address already in use\); give another --metrics-port"):
+            Metrics(Observed(), RunRecord(Observed()), *other.getsockname())

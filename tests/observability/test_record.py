@@ -41,7 +41,8 @@ def test_what_nobody_knew_is_null(record: RunRecord) -> None:
     fields = record.as_dict("completed")
     undocumented = [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE]
     assert undocumented == []
-    assert fields["steps"] is fields["gradients"] is None
+    assert fields["steps"] is fields["gradients"] is fields["waiting"] is fields["checkpoint"] is None
+    assert fields["optimizations"] == []
     assert fields["loss"] == {"first": None, "last": None}
     assert fields["step_seconds"] == {"median": None, "p95": None}
     assert (fields["pinning"][0]["cpus"], fields["restarts"]) == ([0, 1], 1)
@@ -96,21 +97,13 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord) -> None
     assert fields["step_seconds"] == {"median": 2.0, "p95": 2.9}
     assert fields["communication_share"] == 0.25
     assert fields["loss"] == {"first": 5.0, "last": 2.0}
-
-
-def test_json_has_no_infinity(record: RunRecord) -> None:
-    record.training = Training(record.training.counter, times=deque([(1.0, None)]), losses=[float("nan"), float("inf")])
+    record.training.losses += [float("nan"), float("inf")]
     json.dumps(record.as_dict("failed"), allow_nan=False)
 
 
-def test_written_whole_and_in_place(record: RunRecord) -> None:
-    record.write("running")
-    record.write("completed")
-    assert json.loads(record.path.read_text())["exit"] == "completed"
-    assert [path.name for path in record.path.parent.iterdir()] == ["record.json"]
-
-
-def test_other_users_cannot_read_it_at_any_moment(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_cannot_read_the_file_while_it_is_replaced(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.path.parent.mkdir()
     record.path.touch(mode=0o644)  # of a version that let them
     record.path.with_name(f".{record.path.name}.{os.getpid()}").touch(mode=0o644)  # of a killed process with this id
@@ -118,7 +111,10 @@ def test_other_users_cannot_read_it_at_any_moment(record: RunRecord, monkeypatch
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda new, old: modes.append(new.stat().st_mode) or replace(new, old))
     record.write("running")
-    assert [mode & 0o777 for mode in (*modes, record.path.stat().st_mode)] == [0o600, 0o600]
+    record.write("completed")
+    assert [mode & 0o777 for mode in (*modes, record.path.stat().st_mode)] == [0o600] * 3
+    assert json.loads(record.path.read_text())["exit"] == "completed"
+    assert [path.name for path in record.path.parent.iterdir()] == ["record.json"]
 
 
 def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, tmp_path: Path) -> None:

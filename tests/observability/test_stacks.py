@@ -9,6 +9,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
 
 from cpudist.observability.rank_answers import ask_ranks
-from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer
+from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer, read_pipe
 from cpudist.waiting import poll
 
 TOP = [str(BIN / "cpudist"), "top", "--once", "--json"]
@@ -141,6 +142,43 @@ def test_a_rank_without_standard_error_answers_also_after_the_signal(
     assert poll(lambda: not select.select([answers._reader], [], [], 0)[0], 10), "the thread has read the stacks"
     assert len(asked(os.getpid())) == 1
     answers.stop()
+
+
+def test_an_answer_has_status_figures_and_stacks(capsys: pytest.CaptureFixture[str]) -> None:
+    waits = threading.Event()
+    other = threading.Thread(target=waits.wait, name="other")
+    other.start()
+    answers = StackServer("again", 3, 8, "rank 3 on h0", lambda: "here")
+    assert ask_ranks([1]) == []
+    figures = {"host": "h0", "at": 1.5, "steps": 3, "waited": None, "losses": [1.0]}
+    answers.figures = lambda: {**figures, "memory": "much", "unknown": 1}
+    (one,) = (one for one in ask_ranks([os.getpid()]) if one.address.rank == 3)
+    answers.show()
+    waits.set()
+    answers.stop()
+    assert (one.address, one.user) == (StackAddress("again", 3, 8, answers._reader), os.getuid())
+    assert one.figures == figures
+    heading = f"rank 3 on h0 (process {os.getpid()}): here\n"
+    assert re.match(rf"{re.escape(heading)}  MainThread:\n(?s:.*)test_stacks\.py(?s:.*)\n  other:\n", one.text), (
+        one.text
+    )
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"cpudist: {heading}")
+    assert "\n  other:\n" in shown
+
+
+def test_a_pipe_is_read_until_it_pauses() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with ThreadPoolExecutor(1) as pool:
+        assert read_pipe(reader, wait=0) == b""
+        reading = pool.submit(read_pipe, reader, wait=20)
+        written = b"".join(b"%d " % number for number in range(50_000))
+        os.write(writer, written[:60_000])
+        with os.fdopen(writer, "wb") as file:
+            file.write(written[60_000:])
+        assert reading.result() == written
+    os.close(reader)
 
 
 def test_after_stop_nobody_answers_and_files_are_closed() -> None:

@@ -1,101 +1,147 @@
-"""A rank that makes the others wait is named once, with its cause; equal ranks never."""
+"""A rank that makes the others wait is named once, the sooner the slower it is, with its cause; equal ranks never."""
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
 from observed import Observed
 
 from cpudist.launchers import Placement
-from cpudist.observability import stragglers as module
 from cpudist.observability.record import RunRecord
 from cpudist.observability.stragglers import Stragglers
-from cpudist.supervision.rank_status import Pace
+from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.world import RankInfo
 
-FIRST = Pace(10, 5.0, 0.0, 0, 0.0, 0.0, 1 << 30, 0, 0, 3e9, 8)
+FIRST = Pace(2, 5.0, 0.0, 0, 0.0, 0.0, 1 << 30, 0.0, 0, 3e9, 8, step_at=5.0, step_waited=0.0)
+LOADS = {"loading": 0.2}  # a cause: a fifth of the time
 
 
-def _later(waited: float, **fields: Any) -> Pace:
-    """A rank 60 steps and 12 seconds later, of which it has waited for this share."""
-    return replace(FIRST, **{"steps": 70, "at": 17.0, "waited": 12 * waited, **fields})
+class Job:
+    """Ranks whose paces a test advances; rank 0 compares them about once a second."""
+
+    def __init__(self, size: int) -> None:
+        job = Observed(members=[RankInfo("node", "h0", Placement(rank, size)) for rank in range(size)])
+        job.changes.undo()
+        self.record = RunRecord(job)
+        self.stragglers = Stragglers(job, self.record)
+        self.paces = dict.fromkeys(range(size), FIRST)
+        self._compared = 0.0
+        self.compare()
+
+    def compare(self) -> None:
+        line = "train.py:9"
+        self.stragglers.compare({rank: RankStatus(rank, "h0", line, pace=pace) for rank, pace in self.paces.items()})
+
+    def step(self, computing: Sequence[float], fields: Sequence[dict[str, float]] = ()) -> None:
+        """Make a step in which each rank computes for so many seconds; `fields` are counters per second."""
+        length = max(computing)
+        for rank, seconds in enumerate(computing):
+            pace = self.paces[rank]
+            more: dict[str, Any] = {
+                name: getattr(pace, name) + share * length for name, share in (fields[rank] if fields else {}).items()
+            }
+            at, waited = pace.at + length, (pace.step_waited or 0.0) + length - seconds
+            self.paces[rank] = replace(pace, steps=pace.steps + 1, at=at, step_at=at, step_waited=waited, **more)
+        if self.paces[0].at >= self._compared + 1:
+            self._compared = self.paces[0].at
+            self.compare()
+
+    def steps_until_named(self, computing: Callable[[], Sequence[float]], fields: Any = (), most: int = 400) -> int:
+        """Return the number of steps after which a rank is named; `most` if none is."""
+        for number in range(most):
+            if self.record.stragglers:
+                return number
+            self.step(computing(), fields)
+        return most
 
 
-def _said(*parts: dict[int, Pace], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is said while each rank does, part after part, what it did from FIRST to that pace."""
-    lines: list[str] = []
-    monkeypatch.setattr(module, "say", lines.append)
-    stragglers = _stragglers(len(parts[0]))
-    paces = dict.fromkeys(parts[0], FIRST)
-    for part in parts:
-        begin = paces
-        for twelfth in range(13):
-            paces = {rank: _after(twelfth / 12, begin[rank], one) for rank, one in part.items()}
-            stragglers.compare(paces)
-    return lines
+@pytest.mark.parametrize(
+    ("slower", "fields", "fewest", "most"),
+    [
+        (6.0, {}, 3, 10),
+        (1.5, {}, 5, 20),
+        (1.15, {}, 80, 150),
+        (1.15, LOADS, 30, 50),
+        (1.05, LOADS, 400, 400),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 5])
+def test_the_slower_a_rank_the_fewer_steps_it_takes(
+    slower: float, fields: dict[str, float], fewest: int, most: int, size: int
+) -> None:
+    noise = random.Random(7)
+    slow = 0.4 * slower
+
+    def computing() -> list[float]:
+        return [noise.gauss(slow if rank == 1 else 0.4, 0.01) for rank in range(size)]
+
+    job = Job(size)
+    assert fewest <= job.steps_until_named(computing, [fields if rank == 1 else {} for rank in range(size)]) <= most
+    assert set(job.record.stragglers) <= {1}
 
 
-def _stragglers(size: int) -> Stragglers:
-    job = Observed(members=[RankInfo("node", "h0", Placement(rank, size)) for rank in range(size)])
-    job.changes.undo()
-    return Stragglers(job, RunRecord(job))
+@settings(max_examples=30)
+@given(st.integers(0, 1 << 32), st.integers(2, 6), st.floats(0.02, 3.0), st.sampled_from([0.01, 0.03, 0.06]))
+def test_an_hour_of_equal_ranks_is_quiet(seed: int, size: int, step: float, spread: float) -> None:
+    """Each step of each rank takes a random time longer; now and then one rank saves a checkpoint."""
+    noise, job = random.Random(seed), Job(size)
+    steps = min(int(3600 / step), 1500)
+
+    def computing() -> list[float]:
+        saves = 10 * step * (noise.random() < 0.002)
+        return [step * (1 + noise.expovariate(1 / spread)) + saves * (rank == 0) for rank in range(size)]
+
+    assert job.steps_until_named(computing, most=steps) == steps
+    assert not job.stragglers._failed
 
 
-def _after(share: float, begin: Pace, last: Pace) -> Pace:
-    """Return the pace of a rank that has done such a share of what it did from FIRST to `last`."""
-    fields = {
-        name: getattr(begin, name) + share * (getattr(last, name) - getattr(FIRST, name))
-        for name in ("at", "waited", "loading", "run_queue_delay", "faults")
-    }
-    return replace(last, steps=begin.steps + round(share * (last.steps - FIRST.steps)), **fields)
-
-
-NEIGHBOUR = "another program computes there, or its CPU quota is used up"
-WAITS = "rank 2 (h0) makes the others wait: in 50 steps they have waited for 15 % of the time, and it for 1 %"
+def test_ranks_that_are_slow_in_turn_are_not_named() -> None:
+    job, turns = Job(2), [[0.52, 0.4]] * 3 + [[0.4, 0.52]] * 3
+    steps = iter(turns * 100)
+    assert job.steps_until_named(lambda: next(steps)) == 400
 
 
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ({"loading": 2.4}, "; its data loader takes 20 % of its time"),
-        ({"threads": 4}, "; it computes with 4 threads, others with 8"),
-        ({"clock": 1.8e9}, "; its clock is 1.8 GHz, that of others 3.0"),
-        ({"run_queue_delay": 1.2}, f"; it waits for a core for 10 % of the time: {NEIGHBOUR}"),
-        ({"faults": 240_000}, "; it has 20000 page faults a second"),
+        ({"loading": 0.2}, "its data loader takes 20 % of its time"),
+        ({"threads": 4}, "it computes with 4 threads, others with 8"),
+        ({"clock": 1.8e9}, "its clock is 1.8 GHz, that of others 3.0"),
+        ({"run_queue_delay": 0.1}, "it waits for a core for 10 % of the time"),
+        ({"faults": 20_000}, "it has 20000 page faults a second"),
+        ({}, "it is mostly in train.py:9"),
+        ({"clock": None}, "it is mostly in train.py:9"),
     ],
 )
-def test_a_slow_rank_is_named_once(fields: dict[str, Any], cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    last = {rank: _later(0.15) for rank in range(4)} | {2: _later(0.01, **fields)}
-    assert _said(last, last, last, monkeypatch=monkeypatch) == [WAITS + cause]
-
-
-@pytest.mark.parametrize("clock", [3e9, None])
-def test_without_a_cause_a_rank_is_slow_three_times_as_long(
-    clock: float | None, monkeypatch: pytest.MonkeyPatch
+def test_a_slow_rank_is_named_once_with_its_cause(
+    fields: dict[str, Any], cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = {rank: _later(0.15) for rank in range(4)} | {2: _later(0.01, clock=clock)}
-    assert _said(last, last, monkeypatch=monkeypatch) == []
-    (said,) = _said(last, last, last, last, monkeypatch=monkeypatch)
-    assert said == WAITS.replace("50 steps", "150 steps")
+    job = Job(4)
+    fixed = {name: value for name, value in fields.items() if name in ("threads", "clock")}
+    job.paces[2] = replace(FIRST, **fixed)
+    rates = {name: value for name, value in fields.items() if name not in fixed}
+    for _ in range(300):
+        job.step([0.4, 0.4, 0.6, 0.4], [rates if rank == 2 else {} for rank in range(4)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"cpudist: rank 2 \(h0\) makes .* waited for 33 % of the time, and it for 0 %; ", line), line
+    assert f"; {cause}" in line
+    assert job.record.stragglers == {2: "train.py:9"}
+    assert job.record.compared == {"waits": pytest.approx(0.25), "slowest_rank": 2, "delays": pytest.approx(1 / 3)}
 
 
-def test_cores_that_all_ranks_lack_are_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    last = {rank: _later(0.15, run_queue_delay=1.0) for rank in range(4)} | {2: _later(0.01, run_queue_delay=1.2)}
-    assert _said(last, monkeypatch=monkeypatch) == []
-
-
-@given(st.lists(st.floats(0.3, 0.385), min_size=1, max_size=16))
-def test_equal_ranks_are_not_named(shares: list[float]) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        last = {rank: _later(share) for rank, share in enumerate(shares)}
-        assert _said(last, last, monkeypatch=monkeypatch) == []
+def test_cores_that_all_ranks_lack_are_no_cause() -> None:
+    job, lacking = Job(4), [{"run_queue_delay": 0.08}] * 4
+    lacking[2] = {"run_queue_delay": 0.1}
+    assert job.steps_until_named(lambda: [0.4, 0.4, 0.46, 0.4], lacking) > 80
 
 
 @given(st.integers(1, 6), st.lists(st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6), max_size=30), st.data())
@@ -103,89 +149,62 @@ def test_any_ranks_and_steps_are_compared_without_an_error(
     size: int, readings: list[list[float]], data: st.DataObject
 ) -> None:
     """Also where ranks publish late, or not at all; `_failed` says whether `compare` has raised."""
-    stragglers = _stragglers(size)
+    job = Job(size)
     for number, shares in enumerate(readings, 1):
-        published = data.draw(st.sets(st.integers(0, size - 1)))
         steps, seconds = 10 + data.draw(st.integers(0, 40)) * number, 5.0 * number
-        stragglers.are_due(steps)
-        stragglers.compare(
-            {rank: replace(FIRST, steps=steps, at=5.0 + seconds, waited=seconds * shares[rank]) for rank in published}
-        )
-    assert not stragglers._failed
+        job.stragglers.are_due(steps)
+        for rank in data.draw(st.sets(st.integers(0, size - 1))):
+            at, waited = 5.0 + seconds, seconds * shares[rank]
+            job.paces[rank] = replace(FIRST, steps=steps, at=at, step_at=at, step_waited=waited)
+        job.compare()
+    assert not job.stragglers._failed
 
 
-def test_a_rank_that_grows_slow_is_named_within_50_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """15 % slower: the others wait for 13 % of the time."""
-    equal, slow = {0: _later(0.02), 1: _later(0.02)}, {0: _later(0.15), 1: _later(0.02, loading=2.4)}
-    fewer = {rank: replace(one, steps=60, at=15.0, waited=one.waited * 10 / 12) for rank, one in slow.items()}
-    assert len(_said(equal, equal, fewer, monkeypatch=monkeypatch)) == 1
-
-
-@pytest.mark.parametrize(("shares", "named"), [((0.07, 0.14), True), ((0.03, 0.3), False), ((0.07, 0.08), False)])
-def test_both_halves_count(shares: tuple[float, float], named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = {"steps": 35, "at": 10.0}
-
-    def half(share: float) -> dict[int, Pace]:
-        return {0: replace(FIRST, **part, waited=5 * share), 1: replace(FIRST, **part, loading=1.0)}
-
-    assert bool(_said(*map(half, shares), monkeypatch=monkeypatch)) is named
-
-
-def test_ranks_that_are_slow_in_turn_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = {"steps": 35, "at": 10.0}
-    turns = [{rank: replace(FIRST, **part, waited=1.5 * (rank == turn)) for rank in (0, 1)} for turn in (0, 1)]
-    assert _said(*3 * turns, monkeypatch=monkeypatch) == []
-
-
-def test_not_before_all_ranks_have_made_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _said({0: _later(0.3), 1: _later(0.0, steps=49)}, monkeypatch=monkeypatch) == []
-    assert _said({0: _later(0.3, at=14.9), 1: _later(0.0, at=14.9)}, monkeypatch=monkeypatch) == []
-    stragglers = _stragglers(2)
-    stragglers.compare({0: FIRST})
-    assert stragglers.are_due(10)
-    stragglers.compare({0: FIRST, 1: FIRST})
-    assert not stragglers.are_due(11)
-    assert stragglers.are_due(12)
+def test_rank_0_reads_after_its_second_step_and_then_after_each() -> None:
+    job = Observed(members=[RankInfo("node", "h0", Placement(rank, 2)) for rank in range(2)])
+    stragglers = Stragglers(job, RunRecord(job))
+    assert [stragglers.are_due(steps) for steps in (1, 2)] == [False, True]
+    stragglers.compare({0: RankStatus(0, "h0", pace=FIRST)})
+    assert stragglers.are_due(2), "rank 1 has not published"
+    stragglers.compare({rank: RankStatus(rank, "h0", pace=FIRST) for rank in range(2)})
+    assert [stragglers.are_due(steps) for steps in (2, 3)] == [False, True]
+    job.changes.undo()
 
 
 _SCRIPT = """
 import sys, time
 import torch
-import torch.distributed as dist
 import cpudist
 
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 10_000
-    def __getitem__(self, index):
-        if dist.get_rank() == 1:
-            time.sleep(0.05)
-        return torch.ones(8)
-
 world = cpudist.init()
-model = cpudist.wrap(torch.nn.Linear(8, 8))
+model = torch.nn.Linear(8, 8)
+model = torch.nn.parallel.DistributedDataParallel(model) if sys.argv[1:] else cpudist.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-begin = time.monotonic()
-for step, batch in enumerate(torch.utils.data.DataLoader(Data())):
-    model(batch).sum().backward()
-    optimizer.step()
-    ends = torch.tensor([float(time.monotonic() - begin > 26 and step > 100)])
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    if ends:
-        break
+for step in range(30):
+    time.sleep(0.5 if world.rank == 1 else 0.08)
+    model(torch.ones(4, 8)).sum().backward()
+    cpudist.step(optimizer)
 cpudist.shutdown()
 """
 
 
 @pytest.mark.job
-def test_a_rank_with_a_slow_data_loader_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "words"), [("ccl", []), ("gloo", ["own DDP"])])
+def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_and_at_the_end(
+    backend: str, words: list[str], tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
-    result = run(mpirun(2, *train("--backend", "ccl", str(script))), timeout=100)
+    result = run(mpirun(2, *train("--backend", backend, str(script), *words)), timeout=100)
     assert result.returncode == 0, result.output
-    (line,) = re.findall("^cpudist: .* makes the others wait: .*$", result.stderr, re.MULTILINE)
-    assert re.match(r"cpudist: rank 1 \(\S+\) makes", line), line
-    assert re.search(r"; its data loader takes \d+ % of its time$", line), line
+    (steps,) = re.findall(
+        r"^cpudist: rank 1 \(\S+\) makes the others wait: in (\d+) steps", result.stderr, re.MULTILINE
+    )
+    assert int(steps) <= 10, result.stderr
+    end = r"completed after .*; rank 1 on \S+ made the others wait (\d+) % of the time, mostly in script.py:11"
+    shares = re.findall(end, result.stderr)
+    assert len(shares) == 1, result.stderr
+    assert 60 < int(shares[0]) < 90
 
 
 _ONE_RANK = """

@@ -124,31 +124,6 @@ def test_data_workers_on_the_command_line(words: list[str], expected: int) -> No
     assert data_workers(words) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("arguments.json", '{"dataloader_num_workers": 3}', 3),
-        ("arguments.json", '{"bf16": true, "dataloader_num_workers": 3}', 3),
-        ("arguments.json", '{\n  "bf16": true,\n  "dataloader_num_workers": 3\n}', 3),
-        ("arguments.json", '{"bf16": true}', 0),
-        ("arguments.json", '{"dataloader_num_workers": "x"}', 0),
-        ("arguments.json", "[", 0),
-        ("arguments.yaml", "bf16: true\ndataloader_num_workers: 3  # of 4\n", 3),
-        ("arguments.yml", "# dataloader_num_workers: 3\nbf16: true\n", 0),
-        ("arguments.yaml", "other:\n  dataloader_num_workers: 3\n", 0),
-        ("arguments.yaml", "\t{", 0),
-        ("arguments.txt", "dataloader_num_workers: 3\n", 0),
-    ],
-)
-def test_data_workers_in_a_file_of_arguments(name: str, text: str, expected: int, tmp_path: Path) -> None:
-    file = tmp_path / name
-    file.write_text(text)
-    assert data_workers(["train.py", str(file)]) == expected
-    assert data_workers(["train.py", "--bf16", "--config", str(file)]) == expected
-    assert data_workers(["train.py", "--other", str(file)]) == 0
-    assert data_workers(["train.py", str(tmp_path / f"missing-{name}")]) == 0
-
-
 @pytest.mark.job
 def test_the_starter_is_the_nearest_ancestor_without_this_ranks_variable() -> None:
     """A shell between this process, which stands for the launcher, and the rank has the rank's variable as well."""

@@ -112,7 +112,7 @@ def _listening(one: Rendezvous) -> set[str]:
 
 def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(COMM_WORLD=INTEL, Get_library_version=lambda: "MPI 1.0\0\nbuilt today")
-    monkeypatch.setattr(mpi, "_initialised", lambda timeout: library)
+    monkeypatch.setattr(mpi, "initialise", lambda timeout, path: library)
     assert mpi.join(OverMpi(), Placement(1, 2), 5) is INTEL
     for placement in (Placement(0, 2), Placement(1, 3)):
         with pytest.raises(UserError, match=r"MPI says rank 1 of 2: MPI 1\.0 is not"):
@@ -126,14 +126,13 @@ def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch)
 def test_mpi4py_loads_the_launchers_library(
     imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpi, "_initialised", lambda timeout: SimpleNamespace(COMM_WORLD=INTEL))
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())
     monkeypatch.setenv("MPI4PY_LIBMPI", given or "")
     if given is None:
         monkeypatch.delenv("MPI4PY_LIBMPI")
     if not imported:
         monkeypatch.delitem(sys.modules, "mpi4py.MPI")
-    mpi.join(OverMpi("launcher's"), Placement(1, 2), 5)
+    mpi._choose_library("launcher's")
     assert mpi.os.environ.get("MPI4PY_LIBMPI") == used
 
 

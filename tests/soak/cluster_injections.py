@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -154,9 +153,9 @@ def wrong_address(hosts: Hosts, name: str, other: str) -> None:
     )
 
 
-def full_memory(hosts: Hosts, name: str, size: str, left: str) -> None:
-    """/dev/shm of this size, of which so much is left."""
-    hosts.sh(name, f"mount -o remount,size={size} /dev/shm", f"fallocate -l $(( {size} - {left} )) /dev/shm/other")
+def full_memory(hosts: Hosts, name: str, size: int, left: int) -> None:
+    """/dev/shm of this size, of which so much is left, in MB."""
+    hosts.sh(name, f"mount -o remount,size={size}M /dev/shm", f"fallocate -l {size - left}M /dev/shm/other")
 
 
 def version(hosts: Hosts, name: str, file: str | Path, line: str) -> None:
@@ -183,7 +182,7 @@ class Injection:
     Attributes:
         hosts: how many there are.
         strike: breaks some of them.
-        broken: their names.
+        broken: their names, with spaces.
         says: what must be said, a regular expression for each sentence.
         launched: whether `cpudist launch` starts the ranks, or the user's mpirun.
         options: of `cpudist test`.
@@ -191,7 +190,7 @@ class Injection:
 
     hosts: int
     strike: Callable[[Hosts], None]
-    broken: tuple[str, ...]
+    broken: str
     says: tuple[str, ...]
     launched: bool = True
     options: tuple[str, ...] = ()
@@ -200,105 +199,69 @@ class Injection:
         """Return what is wrong with what was said; empty where nothing is."""
         missed = [words for words in self.says if not any(re.search(words, line) for line in said)]
         named = {line: set(re.findall(r"\bh\d\b", line.partition(": ")[0])) for line in said}
-        others = [line for line, hosts in named.items() if hosts and not hosts & set(self.broken)]
+        others = [line for line, hosts in named.items() if hosts and not hosts & set(self.broken.split())]
         return "; ".join([*(f"missed: {words}" for words in missed), *(f"misnamed: {line}" for line in others)])
 
 
-_SLOW = r"computes at 0\.\d+ of the others in float32"
-_CPUDIST = {"file": cpudist.version.__file__, "line": '__version__ = "0.0.1"'}
-_TORCH = {
-    "file": distribution("torch").locate_file(f"torch-{installed('torch')}.dist-info/METADATA"),
-    "line": "Version: 0.0.1",
-}
-_VERSION = r"has {} 0\.0\.1, th"
-_CLOSED, _AWAY = "{} does not let this host connect to its free ports", "{} cannot connect to this host at "
+_SLOW = r"has a speed of 0\.\d+ in float32"
+_CPUDIST = (cpudist.version.__file__, '__version__ = "0.0.1"')
+_TORCH = (distribution("torch").locate_file(f"torch-{installed('torch')}.dist-info/METADATA"), "Version: 0.0.1")
+_CLOSED, _AWAY = "does not let this host connect to its free ports", "cannot connect to this host at "
 _ETH1: dict[str, Any] = {"options": ("--interface", "eth1")}
-_SHARE = "{}: does not share the working folder of h0"
+_ALL = "1024-65535"  # ports
+_BY_HAND = {"launched": False}
+_SHM = "has .* free in /dev/shm"
 
 INJECTIONS = {
-    "link h2 of 3": Injection(
-        3, partial(link, name="h2", rate="10mbit"), ("h2",), ("h2: sends at most", "h2: receives")
-    ),
+    "link h2 of 3": Injection(3, lambda hosts: link(hosts, "h2", "10mbit"), "h2", ("h2: sends and receives at",)),
     "link h0 of 4": Injection(
-        4, partial(link, name="h0", rate="25mbit"), ("h0",), ("h0: sends at most", "h0: receives"), launched=False
+        4, lambda hosts: link(hosts, "h0", "25mbit"), "h0", ("h0: sends and receives at",), **_BY_HAND
     ),
-    "sending h1 of 3": Injection(3, partial(sending, name="h1", rate="20mbit"), ("h1",), ("h1: sends at most",)),
+    "sending h1 of 3": Injection(3, lambda hosts: sending(hosts, "h1", "20mbit"), "h1", ("h1: sends at",)),
     "pair h1 to h3 of 4": Injection(
-        4, partial(sending_to, name="h1", other="h3", rate="15mbit"), ("h1",), (r"h1 to h3: \d+",)
+        4, lambda hosts: sending_to(hosts, "h1", "h3", "15mbit"), "h1", (r"h1 to h3: \d+",)
     ),
-    "quota h2 of 3": Injection(3, partial(quota, name="h2", cores=0.06), ("h2",), (f"h2: {_SLOW}: on 1 core",)),
-    "quota h0 of 3": Injection(3, partial(quota, name="h0", cores=0.06), ("h0",), (f"h0: {_SLOW}",), launched=False),
-    "quota h1 of 4": Injection(4, partial(quota, name="h1", cores=0.06), ("h1",), (f"h1: {_SLOW}: on 1 core",)),
-    "ports h1 of 3": Injection(3, partial(closed, name="h1", ports="1024-65535"), ("h1",), (_CLOSED.format("h1"),)),
-    "ports h0 of 3": Injection(
-        3, partial(closed, name="h0", ports="1024-65535"), ("h1", "h2"), (_AWAY.format("h1"), _AWAY.format("h2"))
+    "quota h2 of 3": Injection(3, lambda hosts: quota(hosts, "h2", 0.06), "h2", (f"h2: {_SLOW}.*quota of 0.06",)),
+    "quota h0 of 3": Injection(
+        3, lambda hosts: quota(hosts, "h0", 0.06), "h0", (f"h0: {_SLOW}.*quota of 0.06",), **_BY_HAND
     ),
+    "ports h1 of 3": Injection(3, lambda hosts: closed(hosts, "h1", _ALL), "h1", (f"h1 {_CLOSED}",)),
+    "ports h0 of 3": Injection(3, lambda hosts: closed(hosts, "h0", _ALL), "h1 h2", (f"h1 {_AWAY}", f"h2 {_AWAY}")),
     "ports refused h2 of 3": Injection(
-        3,
-        partial(closed, name="h2", ports="1024-65535", verdict="reject with tcp reset"),
-        ("h2",),
-        (_CLOSED.format("h2"),),
+        3, lambda hosts: closed(hosts, "h2", _ALL, "reject with tcp reset"), "h2", (f"h2 {_CLOSED}",)
     ),
-    "ports h3 of 4": Injection(4, partial(closed, name="h3", ports="10000-65535"), ("h3",), (_CLOSED.format("h3"),)),
+    "ports h3 of 4": Injection(4, lambda hosts: closed(hosts, "h3", "10000-65535"), "h3", (f"h3 {_CLOSED}",)),
     "ports h1 of 3, mpirun": Injection(
-        3, partial(closed, name="h1", ports="1024-65535"), ("h1",), ("cpudist doctor --hostfile",), launched=False
+        3, lambda hosts: closed(hosts, "h1", _ALL), "h1", ("cpudist doctor --hostfile",), **_BY_HAND
     ),
     "no eth1 on h2 of 3": Injection(
-        3,
-        partial(second_network, names="h0 h1"),
-        ("h2",),
-        (_AWAY.format("h2") + ".*no network interface eth1",),
-        **_ETH1,
+        3, lambda hosts: second_network(hosts, "h0 h1"), "h2", (f"h2 {_AWAY}.*no network interface eth1",), **_ETH1
     ),
-    "eth1 of h2 leads nowhere": Injection(3, no_route, ("h2",), (_AWAY.format("h2"),), **_ETH1),
-    "docker0 of 3": Injection(
-        3, docker, ("h1", "h2"), (_AWAY.format("h1"), _AWAY.format("h2")), options=("--interface", "docker0")
-    ),
+    "eth1 of h2 leads nowhere": Injection(3, no_route, "h2", (f"h2 {_AWAY}",), **_ETH1),
+    "docker0 of 3": Injection(3, docker, "h1 h2", (f"h1 {_AWAY}", f"h2 {_AWAY}"), options=("--interface", "docker0")),
     "slow eth1 on h2 of 3": Injection(
-        3, partial(second_network, names="h0 h1 h2", slow="h2"), ("h2",), ("h2: sends",), **_ETH1
+        3, lambda hosts: second_network(hosts, "h0 h1 h2", slow="h2"), "h2", ("h2: sends",), **_ETH1
     ),
-    "h2 knows h0 wrongly": Injection(3, partial(wrong_address, name="h2", other="h0"), ("h2",), (_AWAY.format("h2"),)),
-    "/dev/shm 10 MB h1 of 3": Injection(
-        3,
-        partial(full_memory, name="h1", size="1073741824", left="10485760"),
-        ("h1",),
-        ("h1: has .* free in /dev/shm",),
-    ),
-    "/dev/shm full h2 of 3": Injection(
-        3, partial(full_memory, name="h2", size="67108864", left="0"), ("h2",), ("h2: has 0 B free in /dev/shm",)
-    ),
+    "h2 knows h0 wrongly": Injection(3, lambda hosts: wrong_address(hosts, "h2", "h0"), "h2", (f"h2 {_AWAY}",)),
+    "/dev/shm full h2 of 3": Injection(3, lambda hosts: full_memory(hosts, "h2", 64, 0), "h2", (f"h2: {_SHM}",)),
     "/dev/shm small h0 of 4": Injection(
-        4,
-        partial(full_memory, name="h0", size="67108864", left="33554432"),
-        ("h0",),
-        ("h0: has .* free in /dev/shm",),
-        launched=False,
+        4, lambda hosts: full_memory(hosts, "h0", 64, 32), "h0", (f"h0: {_SHM}",), **_BY_HAND
     ),
-    "cpudist h1 of 3": Injection(
-        3,
-        partial(version, name="h1", **_CPUDIST),
-        ("h1",),
-        ("h1 " + _VERSION.format("cpudist"),),
-    ),
+    "cpudist h1 of 3": Injection(3, lambda hosts: version(hosts, "h1", *_CPUDIST), "h1", ("h1 has cpudist 0.0.1",)),
     "cpudist h2 of 4": Injection(
-        4,
-        partial(version, name="h2", **_CPUDIST),
-        ("h2",),
-        ("h2: " + _VERSION.format("cpudist"),),
-        launched=False,
+        4, lambda hosts: version(hosts, "h2", *_CPUDIST), "h2", ("h2: has cpudist 0.0.1",), **_BY_HAND
     ),
-    "torch h2 of 3": Injection(3, partial(version, name="h2", **_TORCH), ("h2",), ("h2 " + _VERSION.format("torch"),)),
-    "folder h1 of 3": Injection(3, lambda hosts: own_folder(hosts, "h1"), ("h1",), (_SHARE.format("h1"),)),
+    "torch h2 of 3": Injection(3, lambda hosts: version(hosts, "h2", *_TORCH), "h2", ("h2 has torch 0.0.1",)),
     "folder h1, h2 of 4": Injection(
-        4, lambda hosts: own_folder(hosts, "h1", "h2"), ("h1", "h2"), (_SHARE.format("h1"), _SHARE.format("h2"))
+        4, lambda hosts: own_folder(hosts, "h1", "h2"), "h1 h2", ("h1: does not share", "h2: does not share")
     ),
-    "no folder h2 of 3": Injection(3, partial(no_folder, name="h2"), ("h2",), ("h2 has no folder",)),
+    "no folder h2 of 3": Injection(3, lambda hosts: no_folder(hosts, "h2"), "h2", ("h2 has no folder",)),
 }
 
 
 def run(name: str) -> tuple[str, float, list[str], jobs.Result]:
     """Run an injection, or none; return what was wrong, the seconds, what was said, and the output."""
-    injection = INJECTIONS.get(name, Injection(3 + int(name.startswith("4")), lambda _hosts: None, (), ()))
+    injection = INJECTIONS.get(name, Injection(3 + int(name.startswith("4")), lambda _hosts: None, "", ()))
     with ExitStack() as stack:
         hosts = Hosts(injection.hosts, stack)
         injection.strike(hosts)

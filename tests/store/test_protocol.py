@@ -49,10 +49,7 @@ def test_noise_is_refused_or_packs_to_the_same_bytes(noise: bytes) -> None:
 def test_other_bytes_than_frames_are_refused_at_once(frame: bytes) -> None:
     with pytest.raises(Garbage):
         _taken(bytearray(frame))
-
-
-def test_a_frame_of_1_gib_is_awaited() -> None:
-    assert _taken(bytearray(b"\x02\x40\0\0\0")) == []
+    assert _taken(bytearray(b"\x02\x40\0\0\0")) == [], "a frame of 1 GiB is awaited"
 
 
 @given(value=st.integers(-(2**63), 2**63 - 1))

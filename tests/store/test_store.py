@@ -124,14 +124,6 @@ def test_a_wait_ends_when_its_keys_are_there_or_its_time_is_over(server: Serving
     other.close()
 
 
-def test_jobs_on_one_server_do_not_see_each_other(server: Serving) -> None:
-    one, other = server.connect("1"), server.connect("2")
-    one.set({"key": b"value"})
-    assert not other.check(["key"])
-    assert one.check(["key"])
-    one.close(), other.close()
-
-
 def test_a_broken_connection_is_noted_unless_that_was_cancelled(server: Serving, client: Connection) -> None:
     lost, left, loser = (server.connect() for _ in range(3))
     lost.on_disconnect("lost", "1")
@@ -189,13 +181,6 @@ def test_the_server_ends_with_its_owner_when_no_client_is_left_and_takes_no_new_
     assert not server.ended(0.2)
     client.close()
     assert server.ended(server_module._LINGER_SECONDS / 2)
-
-
-def test_a_client_without_the_token_is_not_let_in(server: Serving) -> None:
-    address = server.address(token=b"a guess")
-    with pytest.raises(StartupTimeout, match="another job"):
-        Connection(address, 0.3)
-    assert "a guess" not in repr(address)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 import uuid
 from pathlib import Path
 
@@ -34,16 +33,6 @@ def fail():
 if dist.get_rank() == 1:
     fail()
 {others}
-"""
-_KILLED_REPORTER = """
-import os, signal, time
-import cpudist
-from cpudist.supervision import watch
-world = cpudist.init("gloo", pin=False)  # nobody says how many ranks share the node
-if world.rank == 0:
-    watch.published = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # what it asks for its report
-    time.sleep(300)
-os.kill(os.getpid(), signal.SIGKILL)
 """
 _SLEEP = "time.sleep(300)"
 
@@ -79,13 +68,6 @@ def test_an_exception_ends_the_job_and_is_shown_once(tmp_path: Path, backend: st
     assert line.endswith(" failed: ValueError: the reason; ending the job")
     assert "cpudist/cli" not in result.stderr, "the traceback shows the user's frames, not ours"
     assert _record(tmp_path) == "failed"
-
-
-@pytest.mark.job
-def test_the_same_exception_on_all_ranks_is_shown_once(tmp_path: Path) -> None:
-    result = _job(tmp_path, "gloo", "pass", "raise ValueError('everywhere')", ranks=3)
-    assert result.returncode == 1, result.output
-    assert result.stderr.count("\nValueError: everywhere\n") == 1, result.output
 
 
 @pytest.mark.parametrize(
@@ -181,28 +163,6 @@ def test_under_torchrun_the_failed_rank_is_blamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
-def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_first(tmp_path: Path) -> None:
-    """As a launcher kills it, which ends all ranks of a host at once: the store has the last word."""
-    path = tmp_path / "plain.py"
-    path.write_text(_KILLED_REPORTER)
-    result = run(by_hand([sys.executable, str(path)]), timeout=BOUND)
-    said = [line for line in result.stderr.splitlines() if line.startswith("cpudist:")]
-    assert len(said) == 1, result.output
-    assert re.fullmatch(r"cpudist: rank 1 on \S+ ended without an error message.*; the job is over", said[0]), said
-
-
-@pytest.mark.job
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(tmp_path: Path, rank: int) -> None:
-    """As where its group cannot be made."""
-    ends = "from cpudist.console import end_now; end_now(1, 'the reason')"
-    ways = [ends, _SLEEP] if rank == 1 else [_SLEEP, ends]
-    result = run(by_hand(train("--backend", "gloo", _script(tmp_path, *ways))), timeout=BOUND)
-    assert result.stdout.splitlines()[-1] == "1 1", result.output
-    assert result.stderr.splitlines()[-1] == "cpudist: the reason", result.output
-
-
-@pytest.mark.job
 def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) -> None:
     """Also where the working folder is removed while the job runs."""
     what = "import tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); time.sleep(3)"
@@ -221,23 +181,6 @@ def test_a_good_end_is_one_line_even_if_a_rank_is_late(tmp_path: Path, backend: 
     assert result.returncode == 0, result.output
     assert re.fullmatch(STARTED + COMPLETED if ranks > 1 else "", result.stderr), result.output
     assert _record(tmp_path) == "completed"
-
-
-@pytest.mark.job
-def test_a_rank_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(
-        "import time, torch.distributed as dist\nfrom cpudist import job\n"
-        "job.require().set_timeout(6)  # the start may take longer\n"
-        "if dist.get_rank() == 1:\n    time.sleep(300)\n"
-    )
-    record = tmp_path / "record.json"
-    words = ["--backend", "gloo", "--record", str(record), str(path)]
-    result = run(mpirun(2, *train(*words)), timeout=BOUND)
-    assert result.returncode == 1, result.output
-    assert "after 6 s at the end still waiting for rank 1" in result.stderr
-    assert "last in script.py:5" in result.stderr
-    assert _record(tmp_path) == "failed"
 
 
 @pytest.mark.job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from recorded import recorded
 
 from cpudist.backends.interface import Call
+from cpudist.supervision import rank_texts
 from cpudist.supervision.rank_status import RankStatus
 from cpudist.supervision.reports import explain
 
@@ -27,10 +29,6 @@ def computes(rank: int, line: str = "train.py:71") -> RankStatus:
     return RankStatus(rank, HOSTS[rank % 4], line, "load", (), BEFORE)
 
 
-def of(*places: RankStatus | None) -> list[str]:
-    return explain(dict(enumerate(places)), HOSTS).sentences
-
-
 SMALL, GATHER = replace(REDUCE, bytes=8 * MB), Call("all_gather", sequence=812, bytes=4)
 PAIR = Call("broadcast", "pipeline", (2, 3), sequence=7, bytes=1024)
 NEWEST = replace(REDUCE, sequence=815)
@@ -45,9 +43,11 @@ CASES: dict[str, list[RankStatus | None]] = {
     "one rank is missing": [*WAIT[:3], computes(3)],
     "several are missing in two places": [computes(0), WAIT[1], computes(2, "data.py:9"), computes(3)],
     "a rank does not answer": [*WAIT[:3], None],
+    "several ranks do not answer": [WAIT[0], None, None, computes(3)],
     "no rank answers": [None, None, None, None],
     "no rank waits": [computes(rank) for rank in range(4)],
     "the calls of a rank are not known": [*WAIT[:3], BLOCKED],
+    "the calls of several ranks are not known": [*WAIT[:2], replace(BLOCKED, rank=2), BLOCKED],
     "the calls of a rank are not known, and another rank is missing": [WAIT[0], computes(1), WAIT[2], BLOCKED],
     "a rank is at its end": [WAIT[0], ENDED, *WAIT[2:]],
     "the calls differ": [*WAIT[:3], waits(3, GATHER, line="eval.py:5")],
@@ -67,10 +67,52 @@ CASES: dict[str, list[RankStatus | None]] = {
     ],
 }
 
+BLAMED = {
+    "one rank is missing": [3],
+    "several are missing in two places": [0, 2, 3],
+    "a rank does not answer": [3],
+    "several ranks do not answer": [1, 2],
+    "no rank answers": [0, 1, 2, 3],
+    "the calls of a rank are not known, and another rank is missing": [1],
+    "a rank is at its end": [1],
+    "the sizes may differ": [3],
+    "the cause in another group comes first": [3],
+    "the sender of a message does not answer": [3],
+}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_cause_is_named(case: str) -> None:
-    assert of(*CASES[case]) == recorded(f"deadlock: {case}")
+    found = explain(dict(enumerate(CASES[case])), HOSTS)
+    assert (found.sentences, found.blamed) == (recorded(f"deadlock: {case}"), BLAMED.get(case, []))
+
+
+@pytest.mark.parametrize(
+    ("place", "doing"),
+    [
+        (ENDED, "at the end of its script"),
+        (waits(0, replace(REDUCE, seconds=7.13)), "in all_reduce #812 (16 MB, train.py:88) for 7.1 s"),
+        (waits(0, replace(RECEIVE, name="send")), "in send to rank 3 (4 MB, train.py:88) for 0.0 s"),
+        (computes(0), "in train.py:71, after all_reduce #811 (16 MB)"),
+        (RankStatus(0, "h0"), "in no line of Python"),
+    ],
+)
+def test_what_a_rank_does(place: RankStatus, doing: str) -> None:
+    assert rank_texts.summary(place) == doing
+
+
+def test_of_many_ranks_that_are_late_or_lost_the_first_are_named() -> None:
+    late = dict(enumerate([ENDED, *(computes(rank) for rank in range(1, 6))]))
+    first, *others = rank_texts.unfinished(late, 7)
+    assert first == "after 7 s at the end still waiting for rank 1 (h0), last in train.py:71"
+    assert len(others) == 2
+    lost = [rank_texts.read_lost(f"{rank} {'unreachable' if rank else 'ended'}") for rank in (2, 0, 1, 3)]
+    assert [(one.rank, one.how) for one in lost[:2]] == [(2, "unreachable"), (0, "ended")]
+    named, _, unknown, more = rank_texts.explain_lost(lost, {2: RankStatus(2, "h1")}, HOSTS)
+    assert re.fullmatch("rank 2 on h1 .*; it was last seen in no line of Python", named)
+    assert re.fullmatch("rank 1 on h0 [^;]*", unknown)
+    assert more == "1 more rank lost"
+    assert len(rank_texts.explain_lost(lost[:3], {}, HOSTS)) == 3
 
 
 def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:

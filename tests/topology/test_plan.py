@@ -152,16 +152,9 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
     ("there", "options", "threads", "data"),
     [
         ({"sockets": 2, "cores": 24, "threads": 2}, PlanOptions("socket"), 24, [(), ()]),
-        ({"cores": 16}, PlanOptions(2, omp_threads=8), 8, [(), ()]),
         ({"cores": 16}, PlanOptions(1, data_workers=2), 14, [(14, 15)]),
-        ({"cores": 7}, PlanOptions(1, data_workers=2), 7, [()]),
         # Slurm's count of CPUs is a quota on threads.
         ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4),
-        # Threads that the user has set have a core each, and cores beyond them load data.
-        ({"cores": 4}, PlanOptions(1, data_workers=2, omp_threads=3), 3, [(3,)]),
-        ({"cores": 8}, PlanOptions(1, data_workers=2, omp_threads=9), 9, [()]),
-        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=48), 48, [()]),
-        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=24), 24, [(46, 47)]),
     ],
 )
 def test_what_cores_do(

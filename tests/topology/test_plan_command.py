@@ -13,6 +13,7 @@ from layouts import FOLDER, LAYOUTS, machine_of, unpack
 from cpudist.cli.main import main
 from cpudist.compiler import cache_folder
 from cpudist.topology import NumaNode, measured_ranks
+from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
 from cpudist.topology.picture import draw
 from cpudist.topology.pinning_plan import PlanOptions, make_plan
@@ -73,7 +74,8 @@ def test_the_picture_fits_the_terminal_and_shows_every_core(name: str, width: in
 
 
 def test_the_picture() -> None:
-    machine = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
+    whole = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
+    machine = replace(whole, limits=Limits(cpus=frozenset(range(6))))
     text = draw(machine, make_plan(machine, PlanOptions("numa", data_workers=1, omp_threads=2)), 80)
     assert "this process may use only the CPUs 0-5" in text
     assert "    CPUs 0-3            0  0  0  0d" in text

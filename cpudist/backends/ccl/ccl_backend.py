@@ -8,7 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
-from cpudist.backends.ccl.ddp_waits import DdpWaits
 from cpudist.backends.ccl.register import register
 from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
@@ -16,7 +15,6 @@ from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Store
 
     from cpudist.world import World
@@ -32,7 +30,6 @@ class CclBackend(ProcessGroupBackend):
 
     def __init__(self) -> None:
         self._across_hosts = False
-        self._ddp_waits = DdpWaits()
 
     def unavailable(self) -> str | None:
         try:
@@ -60,11 +57,6 @@ class CclBackend(ProcessGroupBackend):
         # Inside a machine, without a polling thread, no bucket overlaps with computing, so few large buckets are
         # fastest (docs/performance.md: they save 6 % of a step in float32, 20 % in bfloat16).
         return {**options, "bucket_cap_mb": 100}
-
-    def compress(self, model: torch.nn.Module, scheme: str) -> None:
-        super().compress(model, scheme)
-        if self._across_hosts and isinstance(model, DistributedDataParallel):
-            self._ddp_waits.watch(model)
 
     def _register_hook(self, model: DistributedDataParallel, group: Any, scheme: str) -> None:
         if scheme in ("bf16", "int8"):
@@ -99,7 +91,7 @@ class CclBackend(ProcessGroupBackend):
         return {"ccl_implementation": "cpudist", "oneccl": module.library_version(), "sums": module.sums, **carried}
 
     def communication_seconds(self) -> float | None:
-        return float(extension.load().blocked_seconds()) + self._ddp_waits.seconds()
+        return float(extension.load().blocked_seconds()) + (super().communication_seconds() or 0.0)
 
     def communicated_bytes(self) -> int | None:
         return sum(int(size) for _, size in extension.load().traffic().values())

@@ -6,7 +6,6 @@ oneCCL takes its settings from the environment when it starts. The user's own se
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -21,13 +20,11 @@ from cpudist.backends.ccl.toolchain import find_libraries
 from cpudist.changes import Changes
 from cpudist.console import end_now
 from cpudist.errors import UserError
-from cpudist.waiting import bounded
+from cpudist.rendezvous import mpi
 
 Transport = Literal["mpi", "ofi"]
 
-_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE in the ABI of MPICH and Intel MPI
 _START_SECONDS = 300.0  # Time limit of MPI_Init, which waits for the other ranks.
-_FINALIZE_SECONDS = 60.0  # Time limit of MPI_Finalize, which waits for the other ranks.
 # With more than two hosts, MPI's own sums make several hosts send to one at once, and a slow network drops packets. At
 # 100 Mbit/s three hosts reach 0.5 of the rate and four 0.8, rings 0.95. Small sums are slower in rings.
 _RINGS = "direct:0-262143;ring:262144-max"
@@ -53,7 +50,8 @@ def load() -> Any:
     except ImportError as error:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
     if chosen == "mpi":
-        _start_mpi()
+        # Otherwise oneCCL would initialise MPI, and finalise it with the last communicator; no group could follow.
+        mpi.initialise(_START_SECONDS, str(find_libraries() / "libmpi.so.12"))
     module.transport = chosen  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
     atexit.register(_leave, module)
@@ -128,60 +126,15 @@ def settings(chosen: Transport) -> dict[str, str]:
     }
 
 
-def _start_mpi() -> None:
-    """Initialise MPI, unless a job or mpi4py has done it.
-
-    If oneCCL initialised MPI, it would finalize it with the last communicator. MPI can be initialised only once in a
-    process, so no group could be created after that.
-    """
-    mpi = _loaded_mpi() or ctypes.CDLL(str(find_libraries() / "libmpi.so.12"), mode=ctypes.RTLD_GLOBAL)
-    started, provided = ctypes.c_int(), ctypes.c_int()
-    mpi.MPI_Initialized(ctypes.byref(started))
-    if not started.value:
-        with bounded("MPI_Init", _START_SECONDS):
-            mpi.MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
-    rank_process.mark()
-
-
 def _leave(module: Any) -> None:
     """Shut oneCCL down at exit. After a failure exit at once, as oneCCL's destructors would wait for lost peers."""
     import torch.distributed as dist
 
     if not module.usable():
         end_now(1)
-    # After an uncaught exception MPI is not finalized, so that the launcher reports a crash and ends the other ranks.
-    failed = getattr(sys, "last_value", None) is not None
-    if not failed:
+    if getattr(sys, "last_value", None) is None:  # no uncaught exception
         module.drain()
         if dist.is_initialized():
             dist.destroy_process_group()
         module.drain()
     module.close()
-    if not failed and module.transport == "mpi":
-        _finalize_mpi()
-
-
-def _finalize_mpi() -> None:
-    """Finalize MPI if `_start_mpi` has initialised it.
-
-    A rank that exits without MPI_Finalize is reported as crashed by its launcher.
-    """
-    if getattr(getattr(sys.modules.get("mpi4py"), "rc", None), "finalize", None) is not None:
-        return  # mpi4py finalizes MPI, or the code that has set rc.finalize (rendezvous/mpi.py)
-    mpi = _loaded_mpi()
-    if mpi is None:
-        return
-    started, ended = ctypes.c_int(), ctypes.c_int()
-    mpi.MPI_Initialized(ctypes.byref(started))
-    mpi.MPI_Finalized(ctypes.byref(ended))
-    if started.value and not ended.value:
-        with bounded("MPI_Finalize", _FINALIZE_SECONDS):
-            mpi.MPI_Finalize()
-
-
-def _loaded_mpi() -> ctypes.CDLL | None:
-    """Return the MPI library that this process has loaded; None if there is none."""
-    try:
-        return ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
-    except OSError:
-        return None

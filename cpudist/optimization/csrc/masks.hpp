@@ -6,12 +6,16 @@
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 // Inlined into functions that are compiled for several instruction sets.
 #define CPUDIST_INLINE __attribute__((always_inline)) inline
+#if defined(__x86_64__)
+#define CPUDIST_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CPUDIST_EACH_CPU
+#endif
 
 namespace cpudist {
 
@@ -31,11 +35,7 @@ struct Mask {
 CPUDIST_INLINE void philox(uint64_t seed, uint64_t group, uint32_t words[kGroup]) {
   uint32_t *c0 = words, *c1 = c0 + kCounters, *c2 = c1 + kCounters, *c3 = c2 + kCounters;
   const uint64_t first = group * kCounters;
-  for (size_t i = 0; i < kCounters; ++i) {
-    c0[i] = static_cast<uint32_t>(first) + i;
-    c1[i] = static_cast<uint32_t>(first >> 32);
-    c2[i] = c3[i] = 0;
-  }
+  for (size_t i = 0; i < kCounters; ++i) c0[i] = first + i, c1[i] = first >> 32, c2[i] = c3[i] = 0;
   auto key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9, key1 += 0xBB67AE85) {
@@ -49,39 +49,20 @@ CPUDIST_INLINE void philox(uint64_t seed, uint64_t group, uint32_t words[kGroup]
   }
 }
 
-CPUDIST_INLINE float product(float element, float factor) { return element * factor; }
-
-// bfloat16 is the upper half of a float32, rounded to nearest, ties to even; compilers use vectors for these operations.
-CPUDIST_INLINE c10::BFloat16 product(c10::BFloat16 element, float factor) {
-  const float product = std::bit_cast<float>(uint32_t{element.x} << 16) * factor;
-  const uint32_t bits = std::bit_cast<uint32_t>(product);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return {static_cast<uint16_t>(product == product ? rounded : 0x7fc0), c10::BFloat16::from_bits()};
-}
-
 // Multiplies elements [from, to) by the scale or by 0, which keeps NaNs and signs as a product of tensors does.
 template <typename Element>
 CPUDIST_INLINE void multiply(const Element* in, Element* out, Mask mask, size_t from, size_t to) {
   for (size_t at = from; at < to; at += kGroup) {
     uint32_t words[kGroup];
     philox(mask.seed, at / kGroup, words);
-    float factors[kGroup];
-    for (size_t i = 0; i < kGroup; ++i) factors[i] = words[i] < mask.threshold ? mask.scale : 0.0f;
-    if (to - at >= kGroup) {
+    const size_t count = std::min(kGroup, to - at);
 #pragma GCC ivdep
-      for (size_t i = 0; i < kGroup; ++i)
-        out[at + i] = product(in[at + i], factors[i]);  // a constant, for the compiler
-    } else {
-      for (size_t i = 0; i < to - at; ++i) out[at + i] = product(in[at + i], factors[i]);
+    for (size_t i = 0; i < count; ++i) {
+      out[at + i] = static_cast<float>(in[at + i]) * (words[i] < mask.threshold ? mask.scale : 0.0f);
     }
   }
 }
 
-#if defined(__x86_64__)
-#define CPUDIST_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CPUDIST_EACH_CPU
-#endif
 CPUDIST_EACH_CPU void run(const float* in, float* out, Mask mask, size_t from, size_t to) {
   multiply(in, out, mask, from, to);
 }

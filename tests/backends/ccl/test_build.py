@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cpudist import compiler, processes, waiting
+from cpudist import compiler
 from cpudist.compiler import Library
 from cpudist.errors import UserError
 
@@ -105,23 +106,15 @@ def test_a_library_of_another_compiler_serves_only_where_there_is_none(
 
 
 @pytest.mark.job
-def test_a_compile_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    """Neither files nor the programs that the compiler has started."""
-    slow = tmp_path / "slow-g++"
-    slow.write_text(
-        "#!/bin/bash\n"
-        f'[[ "$*" == *.cpp* ]] || exit 0\necho $TMPDIR > {tmp_path}/scratch\n'
-        f"sleep 300 &\necho $! > {tmp_path}/pid\nwait\n"
-    )
-    slow.chmod(0o755)
-    command = [sys.executable, "-m", "cpudist", "build", "--output", str(tmp_path / "cache")]
-    pid = tmp_path / "pid"
-    with subprocess.Popen(command, env=os.environ | {"CXX": str(slow)}, stderr=subprocess.DEVNULL) as build:
-        started = waiting.poll(lambda: pid.exists() and pid.read_text().endswith("\n"), 60)
-        build.kill()
-    assert started
-    scratch = Path((tmp_path / "scratch").read_text().strip())
-    assert waiting.poll(lambda: not scratch.exists() and processes.read(int(pid.read_text())) is None, 20)
+def test_files_of_a_compile_that_was_killed_are_removed(tmp_path: Path) -> None:
+    library = replace(LIBRARY, command=lambda compiler, output: ["touch", str(output)])
+    found = compiler.find_compiler()
+    assert found is not None
+    left = tmp_path / "key" / found.label / f"{compiler._SCRATCH}x" / "file"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert compiler.ensure(library, tmp_path).exists()
+    assert not left.parent.exists()
 
 
 @pytest.mark.job

@@ -174,6 +174,13 @@ class Bed:
         added = [f"{self.addresses[host][0]} {name}" for name, host in names.items()]
         file.write_text("".join(f"{line}\n" for line in others + added))
 
+    def drop_ipv4(self) -> None:
+        """Leave all hosts their IPv6 addresses alone."""
+        for name, (_, ipv6) in self.addresses.items():
+            self.addresses[name] = (ipv6, ipv6)
+            _in_network_of(self._hosts[name].first.pid, "ip", "-4", "address", "flush", "dev", "eth0")
+        self.add_names({name: name for name in self.addresses})
+
     def _inside(self, host: str, command: list[str], cwd: str | Path | None = None) -> list[str]:
         first = str(self._hosts[host].first.pid)
         inside = [*_WITH_PYTEST, "nsenter", "--target", first, *_RUN_INSIDE, "env", f"--chdir={cwd or Path.cwd()}"]

@@ -24,7 +24,7 @@ from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.training.interruption import Interruption
 
 METHODS: dict[type[Observer], tuple[str, ...]] = {
-    RunRecord: ("step", "newest", "note_gradients", "note_waiting", "write"),
+    RunRecord: ("step", "newest", "note_waiting", "write"),
     PaceMeter: ("read",),
     Stragglers: ("beat",),
     GradientTimes: ("step", "complete", "end"),
@@ -59,7 +59,7 @@ def one_job(folder: Path) -> None:
     running.record.write_to(folder / "record.json")
     running.observers.add(GradientTimes(running, running.record))
     running.observers.add(Timeline(running, folder / "timeline.json", (2, 4)))
-    running._context._stacks.figures()  # type: ignore[union-attr]  # as `cpudist top` has it
+    running._context.stacks.figures()  # type: ignore[union-attr]  # as `cpudist top` has it
     interruption = Interruption(world.rank, world.size, running.store, running.heartbeat)
     interruption.begin()
     beats: list[float] = []

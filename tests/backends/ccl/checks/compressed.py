@@ -109,8 +109,8 @@ def check_residual() -> None:
 def trained(compress: str) -> torch.nn.Module:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+    running.communication.compression = compress
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    running.communication.compress(wrapped, compress)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(world.rank)
     for _ in range(8):

@@ -1,0 +1,54 @@
+"""Decide which hosts of a job connect to which for a trial, and which host is to blame where that fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from cpudist.errors import Finding
+from cpudist.hosts.remote import names, place
+from cpudist.launchers.mpi_launcher import Host
+
+_MOST_IN_ALL_PAIRS = 32
+_REMEDY = (
+    "open ports 1024 to 65535 between hosts, or mend the address (/etc/hosts, --interface) or the route (ip route)"
+)
+
+
+def partners(own: int, count: int) -> list[int]:
+    """Return the numbers of the hosts to which host `own` of `count` connects: all, or for many hosts log2(count).
+
+    All hosts connect to host 0, which starts the job.
+    """
+    if count <= _MOST_IN_ALL_PAIRS:
+        return [number for number in range(count) if number != own]
+    near = {(own + (1 << power)) % count for power in range((count - 1).bit_length())}
+    return sorted((near | {0}) - {own})
+
+
+def unconnected(
+    failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host], among: bool
+) -> Iterator[tuple[Host, Finding]]:
+    """Yield a finding for each host that explains most of the failed connections that are left.
+
+    Args:
+        failed: why a host cannot connect to another one.
+        hosts: all hosts, the first of which starts the job.
+        among: whether the first one has ranks, too.
+    """
+    here, *others = hosts
+    left = dict(failed)
+    while left:
+        counts = Counter(host for pair in left for host in pair)
+        host = max(others, key=lambda one: (counts[one], hosts.index(one)))
+        sends = {other: why for (one, other), why in left.items() if one == host}
+        receives = [one for one, other in left if other == host]
+        partners = [other for other in hosts if other in sends or other in receives]
+        who = "this host" if here in partners else names(partners)
+        if sends:
+            message = f"cannot connect to {who} at {sends.get(here) or next(iter(sends.values()))}"
+        else:
+            message = f"does not let {who} connect to its free ports"
+        harmless = not among and not sends and partners == [here]
+        yield host, Finding("warning" if harmless else "error", place(host), message, _REMEDY)
+        left = {pair: why for pair, why in left.items() if host not in pair}

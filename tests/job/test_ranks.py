@@ -1,0 +1,91 @@
+"""Ranks of one job start together, know each other, and end together."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import begin, fork_ranks
+
+from cpudist.job import current, require
+from cpudist.waiting import poll
+
+pytestmark = pytest.mark.job
+
+
+def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
+    def script() -> None:
+        before, hook = dict(os.environ), sys.excepthook
+        for number in range(2):
+            job = begin(timeout=20 + number)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total == job.world.size == 2
+            assert [member.placement.rank for member in job.members] == [0, 1]
+            assert (job.timeout, os.environ["LOCAL_RANK"], job.restarts) == (20 + number, str(job.world.rank), 0)
+            assert poll(lambda: [one.line[:13] for one in require().statuses().values()] == ["test_ranks.py"] * 2, 20)
+            job.set_timeout(9)
+            assert (job.timeout, job.store.timeout.total_seconds()) == (9, 9)
+            if (child := os.fork()) == 0:
+                assert sys.excepthook is sys.__excepthook__
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            job.shutdown()
+            assert current() is None
+            assert (dict(os.environ), sys.excepthook) == (before, hook)
+
+    ranks = fork_ranks(script)
+    assert ranks == [(0, ""), (0, "")], "\n".join(output for _, output in ranks)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_job_that_is_not_shut_down_ends_when_all_ranks_have(late: int, tmp_path: Path) -> None:
+    """And after the work in the background."""
+
+    def script() -> None:
+        atexit.register(lambda: None if (tmp_path / "late").exists() else os._exit(9))
+        rank = begin(record=tmp_path / "record.json").world.rank
+        require().finish_before_end(lambda: (tmp_path / f"saved {rank}").touch())
+        if rank == late:
+            time.sleep(1.5)
+            (tmp_path / "late").touch()
+
+    assert [status for status, _ in fork_ranks(script)] == [0, 0]
+    assert {path.name for path in tmp_path.iterdir()} == {"record.json", "late", "saved 0", "saved 1"}
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "completed"
+
+
+def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:
+    def script() -> None:
+        job = begin(record=tmp_path / "record.json")
+        job.set_timeout(1)
+        if job.world.rank == 1:
+            time.sleep(30)
+
+    (first, output), _ = fork_ranks(script)
+    assert first == 1
+    assert "after 1 s at the end still waiting for rank 1" in output
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_stalled_job_ends_with_the_stacks_of_its_ranks(size: int, tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])  # here, since it imports torch._dynamo
+
+    def script() -> None:
+        begin(stall=1, record=tmp_path / "record.json")
+        optimizer.step()
+        time.sleep(30)
+
+    outputs = fork_ranks(script, size)
+    assert [status for status, _ in outputs] == [1] * size
+    assert all("in script" in output for _, output in outputs), outputs
+    assert "no step, collective or batch for" in "".join(output for _, output in outputs)
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"

@@ -1,0 +1,129 @@
+"""Scripts that make their process group join the job, or are refused, in all the ways of `init_process_group`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cpudist.errors import UserError
+from cpudist.job import communication, require
+from cpudist.job.communication import Communication
+from cpudist.job.job_options import JobOptions
+from cpudist.world import World
+
+_ENV = {"WORLD_SIZE": "5", "RANK": "3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        ({}, ""),
+        ({"backend": "GLOO"}, ""),
+        ({"backend": "cpu:gloo,cuda:nccl"}, ""),
+        ({"backend": "cuda:nccl"}, ""),
+        ({"backend": "undefined", "init_method": "tcp://h:1?rank=0&world_size=1"}, ""),
+        ({"backend": "gloo", "timeout": timedelta(seconds=77), "store": dist.HashStore()}, ""),
+        (
+            {"backend": "nccl"},
+            "the backend nccl, but the job runs on gloo; give --backend gloo to stay on it$",
+        ),
+        ({"backend": "cpu:ccl"}, "the backend ccl, but the job runs on gloo;.* or --backend ccl for the script's$"),
+        ({"world_size": 2, "rank": 0}, "world size 2, but in this job it is 1;"),
+        ({"world_size": 1, "rank": 1}, "rank 1, but in this job it is 0;"),
+        ({"init_method": "tcp://h:1?rank=0&world_size=3"}, "world size 3, "),
+        ({"init_method": "tcp://h:1?rank=2&world_size=1"}, "rank 2, "),
+        ({"env": _ENV}, "world size 5, "),
+        ({"env": {**_ENV, "WORLD_SIZE": "1"}, "init_method": "env://"}, "rank 3, "),
+        ({"env": _ENV, "init_method": "tcp://h:1", "backend": "gloo"}, ""),
+        ({"env": _ENV, "store": dist.HashStore()}, ""),
+    ],
+)
+def test_a_call_joins_the_job_or_contradicts_it(
+    arguments: dict[str, Any], refused: str, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, group = require(), dist.group.WORLD
+    job.options = JobOptions()  # as if "auto" had chosen gloo
+    for name, value in arguments.pop("env", {}).items():
+        monkeypatch.setenv(name, value)
+    if refused:
+        with pytest.raises(UserError, match=f"^the script asks for {refused}"):
+            dist.init_process_group(**arguments)
+    for number in range(0 if refused else 2):
+        dist.distributed_c10d.init_process_group(**arguments)
+        assert job.timeout == arguments.get("timeout", timedelta(seconds=300)).total_seconds()
+        assert (dist.group.WORLD is group) == (number == 0), "a new one after destroy_process_group"
+        with pytest.raises(ValueError, match="twice"):
+            dist.init_process_group("gloo")
+        dist.destroy_process_group()
+
+
+def test_a_backend_that_the_user_or_the_job_has_chosen_comes_first(
+    alone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = require()
+    assert [job.check_backend(name) for name in ("nccl", "nccl", "gloo", None)] == ["gloo"] * 4
+    assert capsys.readouterr().err == "cpudist: the script asks for the backend nccl; backend='gloo' comes first\n"
+    job.options, job.world = JobOptions(), replace(job.world, backend="ccl")
+    for rank in (0, 1, 0):
+        job.world = replace(job.world, rank=rank)
+        assert job.check_backend("gloo") == "ccl"
+        said = "" if rank else "cpudist: the script asks for the backend gloo and joins the job on ccl; .*\n"
+        assert re.fullmatch(said, capsys.readouterr().err)
+        job._overruled.discard("gloo" if rank else None)
+
+
+class _Compressing:
+    """A backend that has bf16 alone, or what `compressions` says."""
+
+    name, compressions = "stand-in", frozenset({"bf16"})
+
+    def __init__(self) -> None:
+        self.schemes: list[str] = []
+
+    def compress(self, model: Any, scheme: str) -> None:
+        self.schemes.append(scheme)
+
+
+@pytest.mark.parametrize(
+    ("rank", "nodes", "asked", "default", "schemes", "recorded", "said"),
+    [
+        (0, 2, "bf16", None, ["bf16"], "bf16", ""),
+        (0, 2, None, "bf16", ["bf16"], "bf16", ""),
+        (0, 2, None, None, ["none"], "none", ""),
+        (0, 2, "none", "bf16", ["none"], "none", ""),
+        (0, 2, "int8", "bf16", ["none"], "none", "stand-in averages gradients without compress=int8"),
+        (1, 2, "int8", "bf16", ["none"], "none", ""),
+        (0, 1, "bf16", None, [], "none: all ranks are on one host", "compression by bf16 changes nothing here"),
+        (1, 1, "bf16", None, [], "none: all ranks are on one host", ""),
+        (0, 1, "auto", None, [], "none: all ranks are on one host", ""),
+        (0, 1, None, None, [], "none", ""),
+        (0, 2, "auto", None, ["auto", "bf16"], "bf16", "compression by auto takes bf16: a reason"),
+        (1, 2, "auto", None, ["auto", "bf16"], "bf16", ""),
+    ],
+)
+def test_a_model_gets_its_own_compression_or_the_jobs(
+    rank: int, nodes: int, asked: str | None, default: str | None, schemes: list[str], recorded: str, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    model, watched = torch.nn.Linear(1, 1), list[Any]()
+
+    def choose(model: torch.nn.Module, chosen: Any) -> None:
+        watched.append(model)
+        chosen("bf16", "a reason")
+
+    monkeypatch.setattr(communication, "choose_later", choose)
+    backend, record = _Compressing(), SimpleNamespace(compression=None)
+    ours = Communication(backend, World(rank, 2, rank, 2, 0, nodes, "test"), record)
+    if default:
+        ours.set_compression(default, "")
+    ours.wrap(lambda: model, ours.applicable(asked))
+    assert (backend.schemes, record.compression) == (schemes, recorded)
+    assert capsys.readouterr().err.startswith(f"cpudist: {said}" if said else "")
+    assert watched == ([model] if asked == "auto" and nodes > 1 else [])

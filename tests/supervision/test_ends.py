@@ -1,0 +1,155 @@
+"""How ranks of a job without a launcher end each other, and what they say of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import begin, fork_ranks
+
+from cpudist.console import end_now
+from cpudist.errors import UserError
+from cpudist.job import fail, require
+from cpudist.lost_ranks import JOB_ID, told
+from cpudist.supervision import watch
+from cpudist.waiting import poll
+
+pytestmark = pytest.mark.job
+
+HERE = rf"on {re.escape(socket.gethostname())} .*; it was last in test_ends\.py:\d+"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            ValueError("why"),
+            1,
+            rf"(?s:.*)ValueError: why\ncpudist: rank 1 on {socket.gethostname()} failed: .*; ending the job\n",
+        ),
+        (UserError("cause; remedy"), 2, "cpudist: cause; remedy\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+    ids=["error", "user error", "interrupt"],
+)
+@pytest.mark.parametrize("way", ["raised", "failed", "before excepthook"])
+def test_a_failure_of_one_rank_ends_all(error: BaseException, status: int, said: str, way: str, tmp_path: Path) -> None:
+    def script() -> None:
+        begin(record=tmp_path / "record.json")
+        if dist.get_rank() == 0:
+            time.sleep(30)
+        elif way == "raised":
+            raise error
+        elif way == "failed":
+            require().fail(error)
+        else:
+            sys.last_value = error  # as IPython and debuggers leave it
+
+    (other, nothing), (failed, output) = fork_ranks(script)
+    assert (failed, other, nothing) == (status, status, "")
+    assert re.fullmatch(said if way != "before excepthook" else said.replace(r"(?s:.*)ValueError: why\n", ""), output)
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
+
+
+@pytest.mark.parametrize(("rank", "status"), [(None, 2), (0, 2), (1, 2)])
+def test_a_failure_before_the_job_is_reported_by_rank_0_or_later(rank: int | None, status: int) -> None:
+    ((found, output),) = fork_ranks(lambda: fail(UserError("cause"), rank=rank), 1)
+    assert (found, output) == (status, f"cpudist: {f'rank 1 on {socket.gethostname()}: ' if rank else ''}cause\n")
+
+
+def test_the_same_exception_on_all_ranks_is_shown_once() -> None:
+    def script() -> None:
+        begin()
+        raise ValueError("everywhere")
+
+    ranks = fork_ranks(script, 3)
+    assert [status for status, _ in ranks] == [1, 1, 1]
+    assert "".join(output for _, output in ranks).count("\nValueError: everywhere\n") == 1
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_ends_the_others_and_is_named(killed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JOB_ID, f"{os.getpid()}-{killed}")
+
+    def script() -> None:
+        job = begin()
+        assert poll(lambda: sum("test_ends" in one.line for one in job.statuses().values()) == 3, 20)
+        if job.world.rank == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+
+    ranks = fork_ranks(script, 3)
+    assert [status for status, _ in ranks] == [-9 if rank == killed else 1 for rank in range(3)]
+    (said,) = re.findall(r"^cpudist: .*", "".join(output for _, output in ranks), re.MULTILINE)
+    assert re.fullmatch(rf"cpudist: rank {killed} {HERE}; ending the job", said), said
+    assert told(os.environ[JOB_ID]) == [killed]
+
+
+def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_first() -> None:
+    """As a launcher kills it, which ends all ranks of a host at once: the store has the last word."""
+
+    def script() -> None:
+        if begin().world.rank == 0:
+            watch.published = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # what it asks for its report
+            time.sleep(30)
+        time.sleep(2)  # two beats
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    (first, output), (second, _) = fork_ranks(script)
+    assert (first, second) == (-9, -9)
+    assert re.fullmatch(rf"cpudist: rank 1 {HERE}; the job is over\n", output), output
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(rank: int, tmp_path: Path) -> None:
+    """As where its group cannot be made."""
+
+    def script() -> None:
+        if begin(record=tmp_path / "record.json").world.rank == rank:
+            end_now(1, "the reason")
+        time.sleep(30)
+
+    ranks = fork_ranks(script)
+    assert [status for status, _ in ranks] == [1, 1]
+    assert "".join(output for _, output in ranks) == "cpudist: the reason\n"
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
+
+
+def test_a_collective_that_a_rank_never_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is reported after a third of the timeout, and at its end; `cpudist launch` is told, too."""
+    monkeypatch.setenv(JOB_ID, str(os.getpid()))
+
+    def script() -> None:
+        job = begin()
+        dist.all_reduce(torch.ones(1))  # connects them
+        job.set_timeout(6)
+        time.sleep(30) if job.world.rank == 1 else dist.all_reduce(torch.ones(1))
+
+    (first, output), (second, nothing) = fork_ranks(script)
+    assert (first, second, nothing) == (1, 1, "")
+    cause = r"rank 1 \(\S+\) never reached all_reduce #\d+ \(4 B, test_ends\.py:\d+\); it was last in test_ends\.py:\d+"
+    assert len(re.findall(rf"^cpudist: waiting for [2-5] s of 6: {cause}$", output, re.MULTILINE)) == 1, output
+    assert re.search(rf"\ncpudist: {cause}; ending the job\n$", output), output
+    assert told(str(os.getpid())) == [1]
+
+
+def test_a_rank_at_its_end_that_others_wait_for() -> None:
+    def script() -> None:
+        for _ in range(1 + begin().world.rank):
+            dist.all_reduce(torch.ones(1))
+
+    ranks = fork_ranks(script)
+    assert [status for status, _ in ranks] == [1, 1]
+    said = "".join(output for _, output in ranks)
+    assert re.search(
+        r"cpudist: rank 0 \(\S+\) never reached .*; it was at the end of its script; ending the job\n$", said
+    )
