@@ -180,13 +180,13 @@ def test_where_a_script_goes_on(
 @pytest.mark.job
 @pytest.mark.versions
 def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
-    """32 samples in a step: on 4 ranks, then in equal shares on 2 in accumulated batches, then in unequal ones on 3.
+    """32 samples in a step: on 4 ranks, then in unequal shares on 3, then in equal ones on 2 in accumulated batches.
 
-    Epochs have 7 steps; the last job goes on with the last step of one. The same samples are seen at the same learning
-    rate, those that fill up the last step of an epoch too. Trainer alone would report two to four times the loss: this
-    model ignores num_items_in_batch.
+    The steps are in the second and third of the epochs of 7 steps. The same samples are seen at the same learning rate,
+    those that fill up the last step of an epoch too. Trainer alone would report two to four times the loss: this model
+    ignores num_items_in_batch.
     """
-    words = ["--per_device_train_batch_size", "8", "--max_steps", "22", "--save_steps", "5"]
+    words = ["--per_device_train_batch_size", "8", "--max_steps", "17", "--save_steps", "5"]
 
     def train(ranks: int, *more: str) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
         name = str(ranks)
@@ -194,23 +194,21 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
         return found, json.loads((tmp_path / f"{name}.seen").read_text())
 
     whole, seen = train(4)
-    assert (whole["backend"], whole["wrapped"], len(whole["losses"])) == ("ccl", "DistributedDataParallel", 22)
+    assert (whole["backend"], whole["wrapped"], len(whole["losses"])) == ("ccl", "DistributedDataParallel", 17)
     assert whole["losses"][0] == pytest.approx(0.69, abs=0.1), "log(2), without knowledge"
     assert all(sum(samples.values()) == 32 for samples in seen.values())
     assert len(set().union(*(seen[str(step)] for step in range(7)))) == 204, "an epoch has all samples"
     for ranks, checkpoint, change in (
-        (2, "4/checkpoint-10", ": --per_device_train_batch_size 8 --gradient_accumulation_steps 2\n"),
-        (3, "2/checkpoint-20", ", 10 or 11 each: --per_device_train_batch_size 6 --gradient_accumulation_steps 2\n"),
+        (3, "4/checkpoint-10", ", 10 or 11 each: --per_device_train_batch_size 6 --gradient_accumulation_steps 2\n"),
+        (2, "3/checkpoint-15", ": --per_device_train_batch_size 8 --gradient_accumulation_steps 2\n"),
     ):
         resumed, seen_then = train(ranks, "--resume_from_checkpoint", str(tmp_path / checkpoint))
-        assert list(seen_then) == [str(step) for step in range(int(checkpoint.rpartition("-")[2]), 22)]
+        assert list(seen_then) == [str(step) for step in range(int(checkpoint.rpartition("-")[2]), 17)]
         assert seen_then == {step: seen[step] for step in seen_then}
         assert resumed["rates"] == whole["rates"]
         assert resumed["losses"] == pytest.approx(whole["losses"], abs=2e-4), "transformers 4 rounds them to 1e-4"
         assert resumed["metrics"]["eval_accuracy"] == whole["metrics"]["eval_accuracy"]
         assert f"on the 4 ranks that it was begun with; going on with as many at {ranks}{change}" in resumed["stderr"]
-    record = json.loads((tmp_path / "3.json").read_text())  # of two steps, the first of which does not count
-    assert record["samples_per_second"] * record["step_seconds"]["median"] == pytest.approx(32, rel=1e-4)
 
 
 @pytest.mark.job
