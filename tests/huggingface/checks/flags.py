@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
-FOLDER, BACKEND = Path(sys.argv[1]), sys.argv[2]
+FOLDER = Path(sys.argv[1])
 FLAGS = {
     "output_dir": str(FOLDER / "out"),
-    "ddp_backend": BACKEND,
+    "ddp_backend": "ccl",
     "use_ipex": True,
     "parallel_dropout": False,
     "no_cuda": True,
