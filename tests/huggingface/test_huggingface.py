@@ -41,8 +41,6 @@ def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path) -> 
     fields = json.loads(record.read_text())
     assert (fields["steps"], fields["dtype"], fields["exit"]) == (20, "bfloat16", "completed")
     assert fields["loss"]["last"] < fields["loss"]["first"]
-    gradients = fields["gradients"]  # no core to spare for a thread that would overlap smaller buckets
-    assert (gradients["bucket_cap_mb"], gradients["gradient_as_bucket_view"]) == (100, True)
     assert fields["optimizations"][0] == ("native" if ipex.missing() else "ipex")
     assert "parallel dropout" not in fields["optimizations"], "the flags leave PyTorch's"
     lines = [line for line in result.stderr.splitlines() if "cpudist: optimize: " in line]
