@@ -124,7 +124,7 @@ def why_full(error: BaseException | None, folder: Path) -> str | None:
         if (isinstance(error, OSError) and error.errno in _FULL) or os.strerror(errno.ENOSPC) in str(error):
             return _describe(folder)
         error = error.__cause__ or error.__context__
-    try:  # torch's own errors have neither a number nor a reason
+    try:  # torch's own errors have neither a number nor a reason, so write a probe
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())

@@ -182,9 +182,9 @@ def test_where_a_script_goes_on(
 def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
     """32 samples in a step: on 4 ranks, then in unequal shares on 3, then in equal ones on 2 in accumulated batches.
 
-    The step is in the second of the epochs of 7 steps. The same samples are seen at the same learning rate, those that
-    fill up the last step of an epoch too. Trainer alone would report two to four times the loss: this model ignores
-    num_items_in_batch.
+    The steps are in the second and third of the epochs of 7 steps. The same samples are seen at the same learning rate,
+    those that fill up the last step of an epoch too. Trainer alone would report two to four times the loss: this model
+    ignores num_items_in_batch.
     """
     words = ["--per_device_train_batch_size", "8", "--max_steps", "17", "--save_steps", "5"]
 
@@ -209,8 +209,6 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
         assert resumed["losses"] == pytest.approx(whole["losses"], abs=2e-4), "transformers 4 rounds them to 1e-4"
         assert resumed["metrics"]["eval_accuracy"] == whole["metrics"]["eval_accuracy"]
         assert f"on the 4 ranks that it was begun with; going on with as many at {ranks}{change}" in resumed["stderr"]
-        record = json.loads((tmp_path / f"{ranks}.json").read_text())
-        assert record["samples_per_second"] * record["step_seconds"]["median"] == pytest.approx(32, rel=1e-4)
 
 
 @pytest.mark.job

@@ -67,7 +67,10 @@ def test_each_step_has_the_samples_of_accelerates(case: Case) -> None:
     assume(case.geometry().samples_per_step >= case.ranks)
     before = [list(BatchSamplerShard(case.order(), case.began, rank)) for rank in range(case.began)]
     expected = _by_step(before, case.accumulation)
-    found = _by_step([list(sampler) for sampler in case.everyones()], case.shares().accumulation)
+    everyones = [list(sampler) for sampler in case.everyones()]
+    assert {len(batches) for batches in everyones} == {len(sampler) for sampler in case.everyones()}
+    assert all(1 <= len(batch) <= max(case.batch_now, 2) for batches in everyones for batch in batches)
+    found = _by_step(everyones, case.shares().accumulation)
     assert len(found) == len(expected)
     assert found[:-1] == expected[:-1]
     if expected and expected[-1].total() >= case.ranks:
@@ -77,21 +80,17 @@ def test_each_step_has_the_samples_of_accelerates(case: Case) -> None:
         assert not expected[-1] - found[-1]
 
 
-@given(cases)
-def test_every_rank_has_as_many_batches_none_empty_none_too_large(case: Case) -> None:
-    assume(case.geometry().samples_per_step >= case.ranks)
-    everyones = [list(sampler) for sampler in case.everyones()]
-    assert {len(batches) for batches in everyones} == {len(sampler) for sampler in case.everyones()}
-    sizes = [len(batch) for batches in everyones for batch in batches]
-    assert all(1 <= size <= max(case.batch_now, 2) for size in sizes)
+@given(cases, st.integers(0, 40))
+def test_the_weighed_means_over_batches_make_the_mean_over_the_step(case: Case, step: int) -> None:
+    """As ranks compute it: each adds up its batches' means divided by their number, and then the ranks are averaged.
 
-
-@given(cases)
-def test_the_weighed_means_over_batches_make_the_mean_over_the_step(case: Case) -> None:
-    """As ranks compute it: each adds up its batches' means divided by their number, and then the ranks are averaged."""
+    A training may go on at any `step`.
+    """
     assume(case.geometry().samples_per_step >= case.ranks)
     everyones = case.everyones()
     batches = [iter(sampler) for sampler in everyones]
+    whole = list(everyones[0].weights())
+    assert list(everyones[0].weights(step)) == whole[step % max(len(whole), 1) :]
     for weights in zip(*(sampler.weights() for sampler in everyones), strict=True):
         mean, samples = 0.0, []
         for own, iterator in zip(weights, batches, strict=True):
@@ -101,11 +100,3 @@ def test_the_weighed_means_over_batches_make_the_mean_over_the_step(case: Case) 
                 mean += weight * float(Fraction(sum(batch), len(batch) * len(own) * case.ranks))
         assert mean == pytest.approx(sum(samples) / len(samples))
     assert all(next(iterator, None) is None for iterator in batches)
-
-
-@given(cases, st.integers(0, 40))
-def test_weights_begin_at_any_step(case: Case, step: int) -> None:
-    assume(case.geometry().samples_per_step >= case.ranks and case.samples >= case.began * case.batch)
-    sampler = case.everyones()[0]
-    whole = list(sampler.weights())
-    assert list(sampler.weights(step)) == whole[step % len(whole) :]

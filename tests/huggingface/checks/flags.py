@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
-FOLDER, BACKEND = Path(sys.argv[1]), sys.argv[2]
+FOLDER = Path(sys.argv[1])
 FLAGS = {
     "output_dir": str(FOLDER / "out"),
-    "ddp_backend": BACKEND,
+    "ddp_backend": "ccl",
     "use_ipex": True,
     "parallel_dropout": False,
     "no_cuda": True,
@@ -75,6 +75,10 @@ data = [{"x": x, "labels": x.sum(0, keepdim=True)} for x in inputs]
 trainer = Trainer(model=Model(), args=arguments, train_dataset=data)
 loss = trainer.train().training_loss
 if trainer.is_world_process_zero():
-    wrapped = type(trainer.model_wrapped).__name__
-    print(wrapped, dist.get_backend(), arguments.world_size, arguments.device, "torch_xla" in sys.modules)
+    wrapped = trainer.model_wrapped
+    assert wrapped.gradient_as_bucket_view
+    assert wrapped.bucket_bytes_cap == 100 << 20, "no core to spare for a thread that would overlap smaller buckets"
+    print(
+        type(wrapped).__name__, dist.get_backend(), arguments.world_size, arguments.device, "torch_xla" in sys.modules
+    )
     assert loss < 2.5, loss

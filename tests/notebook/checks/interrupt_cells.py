@@ -16,6 +16,8 @@ import psutil
 from jupyter_client import KernelManager
 from jupyter_client.blocking import BlockingKernelClient
 
+from cpudist.waiting import poll
+
 _CELL_SECONDS = 120
 
 DEFINE = """
@@ -89,8 +91,12 @@ def main(times: int) -> None:
 
     def interrupt(after: float) -> None:
         time.sleep(after)
-        processes.extend(kernel.children(recursive=True))
+        assert poll(lambda: sum("cpudist.notebook.worker" in " ".join(one.cmdline()) for one in children()) > 1, 60)
+        processes.extend(children())
         manager.interrupt_kernel()
+
+    def children() -> list[psutil.Process]:
+        return kernel.children(recursive=True)
 
     try:
         client.wait_for_ready(timeout=_CELL_SECONDS)
@@ -99,7 +105,7 @@ def main(times: int) -> None:
             at_different_moments = functools.partial(interrupt, 0.1 * (number % 5))
             said = run(client, LAUNCH.format(steps=10**9), at_different_moments, _RANKS if number else _START)
             assert said.splitlines()[1:] == ["cpudist: interrupted; no rank runs any more"], said
-            _, alive = psutil.wait_procs([*processes, *kernel.children(recursive=True)], timeout=15)
+            _, alive = psutil.wait_procs([*processes, *children()], timeout=15)
             alive = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]  # interrupted inside Popen
             assert not alive, f"left behind: {alive}"
         assert processes, "nothing ran that could be interrupted"
