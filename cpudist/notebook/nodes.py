@@ -19,7 +19,7 @@ from cpudist.notebook.result import Failure
 from cpudist.notebook.settings import Settings
 from cpudist.store import Address, Connection, StoreLost, keepalive_timeout
 from cpudist.store.process import StoreProcess
-from cpudist.waiting import poll
+from cpudist.waiting import announced, poll
 
 _LOOPBACK = "127.0.0.1"
 _SETTINGS = "settings"  # the store's key for the arguments in node 0's cell
@@ -117,7 +117,9 @@ class Nodes:
             store.close()
             return False
 
-        if not poll(first_here, timeout, longest_pause=_RETRY_SECONDS):
+        with announced(lambda: f"this cell waits for the cell of node 0 at {self._where()}", timeout):
+            joined = poll(first_here, timeout, longest_pause=_RETRY_SECONDS)
+        if not joined:
             raise StartupTimeout("only the store of its last launch answers; run the cell there again")
 
     def _compare(self) -> None:
