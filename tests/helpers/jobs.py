@@ -34,6 +34,8 @@ STARTED = r"cpudist: \d+ ranks on .+, \w+( over [\w ]+)?, started in [\d.:]+( s)
 STARTING = r"cpudist: (checking|connecting|starting on) .*\n"  # what `cpudist launch` says where that takes two seconds
 COMPLETED = r"cpudist: completed after [\d.:]+( s)?(, \d+ steps)?(; .+)?\n"
 # A machine that is busy with other tests may make a rank slow.
+# There a wait may also take 10 seconds.
+WAITING = r"cpudist: (.+, for at most [\d.]+ s|waiting for \d+ s of .+)\n"
 SLOW = r"cpudist: rank \d+ \(.+\) makes the others wait: .+\n"
 
 # Variables that jobs do not inherit: those of a launcher that runs the tests, and the one that conftest.py sets.
@@ -72,7 +74,7 @@ class Result:
     @property
     def report(self) -> str:
         """Standard error without the lines that say that the job starts, has started, and has completed."""
-        return re.sub(f"{STARTING}|{STARTED}|{SLOW}|{COMPLETED}", "", self.stderr)
+        return re.sub(f"{STARTING}|{STARTED}|{WAITING}|{SLOW}|{COMPLETED}", "", self.stderr)
 
 
 def run(
