@@ -97,11 +97,15 @@ def start_mpi() -> None:
 
 
 def _loaded_mpi() -> str:
+    started = ctypes.c_int()
     for name in _MPI_LIBRARIES:
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+        with contextlib.suppress(OSError):  # not loaded; oneCCL may have loaded another MPI than the launcher's
+            ctypes.CDLL(name, mode=os.RTLD_NOLOAD).MPI_Initialized(ctypes.byref(started))
+        if started.value:
             return name
-    raise UserError(f"this process has loaded an MPI library whose ABI is not known; known are {_MPI_LIBRARIES}")
+    raise UserError(
+        f"the launcher's MPI has an ABI that is not known; use one whose library is {', '.join(_MPI_LIBRARIES)}"
+    )
 
 
 def apply_settings() -> Transport:

@@ -73,7 +73,11 @@ bool Transfers::holds() {
   for (; !messages_.empty(); messages_.pop_back()) {
     int done = 0;
     Status status{};
-    check(library().test(&messages_.back().request, &done, &status));
+    try {
+      check(library().test(&messages_.back().request, &done, &status));
+    } catch (const TransportError& error) {  // a message that is too long
+      throw OtherCall(messages_.back().peer, error.what());
+    }
     if (!done) return false;
     if (messages_.back().received) check_length(messages_.back(), status);
   }
@@ -85,9 +89,9 @@ void Transfers::check_length(const Message& message, const Status& status) const
   int bytes = 0;
   check(library().get_count(&status, library().byte, &bytes));
   if (bytes == message.bytes) return;
-  throw TransportError("rank " + std::to_string(message.peer) + " has sent " + std::to_string(bytes) + " bytes where " +
-                       std::to_string(message.bytes) +
-                       " were expected: ranks make different calls; make the same ones in the same order");
+  throw OtherCall(message.peer, "rank " + std::to_string(message.peer) + " has sent " + std::to_string(bytes) +
+                                    " bytes where " + std::to_string(message.bytes) +
+                                    " were expected: ranks make different calls; make the same ones in the same order");
 }
 
 }  // namespace cpudist::mpi

@@ -51,6 +51,12 @@ class Channel {
   uint64_t started_ = 0;
 };
 
+// A message of a peer is none of this call: the ranks make different calls.
+struct OtherCall : TransportError {
+  OtherCall(int peer, const std::string& what) : TransportError(what), rank(peer) {}
+  int rank;
+};
+
 // Messages in flight. co_await waits until all of them are complete.
 class Transfers final : public Condition {
  public:

@@ -60,14 +60,29 @@ Coroutine exchange(Channel& channel, int tag, std::vector<const std::byte*> inpu
     std::memcpy(outputs[peers.rank], inputs[peers.rank], output_bytes[peers.rank]);
   }
   const bool at_once = sum(input_bytes) <= kOneStepBytes && sum(output_bytes) <= kOneStepBytes;
-  Transfers transfers(channel, tag);
+  Transfers steps[] = {{channel, tag}, {channel, tag}};  // a step begins before the one before is complete
   for (int step = 1; step < peers.ranks; ++step) {
     const int to = peers.to(step), from = peers.from(step);
-    transfers.receive(from, outputs[from], output_bytes[from]);
-    transfers.send(to, inputs[to], input_bytes[to]);
-    if (!at_once) co_await transfers;
+    steps[step % 2].receive(from, outputs[from], output_bytes[from]);
+    steps[step % 2].send(to, inputs[to], input_bytes[to]);
+    if (!at_once) co_await steps[(step + 1) % 2];
   }
-  co_await transfers;
+  co_await steps[0];
+  co_await steps[1];
+}
+
+Coroutine all_gather(Channel& channel, int tag, const std::byte* input, std::vector<std::byte*> outputs,
+                     std::vector<size_t> bytes) {
+  const Peers peers(channel);
+  auto* const own = outputs[peers.rank];
+  if (own != input && bytes[peers.rank] > 0) std::memcpy(own, input, bytes[peers.rank]);
+  Transfers transfers(channel, tag);
+  for (int step = 1; step < peers.ranks; ++step) {
+    const int sent = peers.from(step - 1), received = peers.from(step);
+    transfers.receive(peers.from(1), outputs[received], bytes[received]);
+    transfers.send(peers.to(1), outputs[sent], bytes[sent]);
+    co_await transfers;
+  }
 }
 
 Coroutine broadcast(Channel& channel, int tag, std::byte* data, size_t bytes, int root, bool tree) {

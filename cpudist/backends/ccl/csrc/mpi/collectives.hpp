@@ -31,6 +31,10 @@ struct Combination {
 Coroutine exchange(Channel& channel, int tag, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
                    std::vector<std::byte*> outputs, std::vector<size_t> output_bytes);
 
+// A large allgather: shares go round from rank to rank. bytes[r] is the share of rank r.
+Coroutine all_gather(Channel& channel, int tag, const std::byte* input, std::vector<std::byte*> outputs,
+                     std::vector<size_t> bytes);
+
 // Down a binary tree from the root if the data is small, otherwise from rank to rank: then pieces follow each other.
 Coroutine broadcast(Channel& channel, int tag, std::byte* data, size_t bytes, int root, bool tree);
 

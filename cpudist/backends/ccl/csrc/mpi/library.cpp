@@ -16,7 +16,7 @@ std::optional<Library> used;
 class Symbols {
  public:
   explicit Symbols(const std::string& file) : file_(file), handle_(dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
-    if (handle_ == nullptr) throw std::runtime_error("this process has not loaded " + file);
+    if (handle_ == nullptr) throw std::runtime_error("this process has not loaded " + file + "; start it with mpirun");
   }
 
   template <typename Function>
@@ -29,7 +29,7 @@ class Symbols {
  private:
   void* symbol(const char* name) const {
     void* const found = dlsym(handle_, name);
-    if (found == nullptr) throw std::runtime_error(file_ + " has no " + name);
+    if (found == nullptr) throw std::runtime_error(file_ + " has no " + name + "; use another MPI");
     return found;
   }
 
@@ -87,7 +87,7 @@ void check(int status) {
   int length = 0;
   library().error_string(status, text, &length);
   const std::string words(text);
-  throw TransportError("MPI: " + words.substr(0, words.find_first_of(",\n")));
+  throw TransportError("MPI: " + words.substr(0, words.find_first_of(",\n")) + "; look at the output of all ranks");
 }
 
 }  // namespace cpudist::mpi

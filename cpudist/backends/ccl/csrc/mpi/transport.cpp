@@ -68,6 +68,30 @@ class Message final : public Request {
   Transfers transfers_;
 };
 
+// The allgather by which ranks leave. A rank that makes another call has not left, as the caller sees by its output.
+class Leaving final : public Request {
+ public:
+  Leaving(RequestPtr all_gather, const void* input, std::vector<void*> outputs, size_t bytes)
+      : all_gather_(std::move(all_gather)), input_(input), outputs_(std::move(outputs)), bytes_(bytes) {}
+
+  Progress test() override {
+    try {
+      return all_gather_->test();
+    } catch (const OtherCall& call) {
+      for (size_t r = 0; r < outputs_.size(); ++r) {
+        if (r != static_cast<size_t>(call.rank)) std::memmove(outputs_[r], input_, bytes_);
+      }
+      return Progress::kComplete;
+    }
+  }
+
+ private:
+  RequestPtr all_gather_;
+  const void* const input_;
+  const std::vector<void*> outputs_;
+  const size_t bytes_;
+};
+
 // A call that starts when the one before it is complete.
 class Then final : public Request {
  public:
@@ -141,8 +165,16 @@ class Mpi final : public Transport {
       counts[r] *= size_of(type);
     }
     mpi_traffic.count(sum(counts));
+    if (sum(counts) > kOneStepBytes) {
+      return call([=, this](int tag) { return mpi::all_gather(channel_, tag, bytes(input), to, counts); });
+    }
     const std::vector<size_t> sent(ranks(), counts[rank()]);
     return exchanged(std::vector<const std::byte*>(ranks(), bytes(input)), sent, std::move(to), std::move(counts));
+  }
+
+  RequestPtr leave(const void* input, std::vector<void*> outputs, std::vector<size_t> counts) override {
+    auto all_gather = allgather(input, outputs, counts, DataType::kUint8);
+    return std::make_unique<Leaving>(std::move(all_gather), input, std::move(outputs), counts.front());
   }
 
   RequestPtr reduce_scatter(std::vector<const void*> inputs, void* output, std::vector<size_t> counts, DataType type,
