@@ -4,7 +4,7 @@ import re
 
 from cpudist.backends.ccl.compilation import SOURCES
 
-_PARTS = "transport|parallel|rendezvous|traffic|transport_selection|hierarchy"
+_PARTS = "agreement|transport|parallel|rendezvous|traffic|transport_selection|hierarchy"
 _BELOW = re.compile(rf"({_PARTS})\.[ch]pp|(kernels|mpi|oneccl|shared_memory)/.*")
 FILES = {str(path.relative_to(SOURCES)): path.read_text() for path in SOURCES.rglob("*.[ch]pp")}
 BELOW = {name: text for name, text in FILES.items() if _BELOW.fullmatch(name)}

@@ -27,4 +27,10 @@ inline void divide(const void* input, void* output, size_t count, DataType type,
   reduction(type, Reduction::kAverage)(output, nullptr, &input, 1, divisor, count);
 }
 
+// Computes to[i] += from[i].
+inline void add(const float* from, float* to, size_t count) {
+  const void* sources[] = {to, from};
+  if (count > 0) reduction(DataType::kFloat32, Reduction::kSum)(to, nullptr, sources, 2, 1, count);
+}
+
 }  // namespace cpudist::kernels

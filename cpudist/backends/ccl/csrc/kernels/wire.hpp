@@ -31,6 +31,30 @@ constexpr size_t wire_bytes(Wire wire, size_t count) {
   return sizeof(float) * count;
 }
 
+// A rank's share of values that cross a network: its first value, its number of values, and their bytes on the wire.
+struct WireShare {
+  size_t first;
+  size_t count;
+  size_t bytes;
+};
+
+// Divides `count` values among ranks at the borders of blocks.
+constexpr WireShare wire_share(Wire wire, size_t count, size_t rank, size_t ranks) {
+  const size_t blocks = (count + kWireBlock - 1) / kWireBlock;
+  const auto begin = [&](size_t r) { return std::min(blocks * r / ranks * kWireBlock, count); };
+  const size_t own = begin(rank + 1) - begin(rank);
+  return {begin(rank), own, wire_bytes(wire, own)};
+}
+
+// Sums shorter than this are not converted: their time is latency.
+constexpr size_t kShortestWire = size_t{64} << 10;
+
+// Whether an allreduce crosses the network in the format.
+constexpr bool converts(Wire wire, size_t count, DataType type, Reduction reduction) {
+  const bool adds = reduction == Reduction::kSum || reduction == Reduction::kAverage;
+  return wire != Wire::kFloat32 && type == DataType::kFloat32 && adds && count * sizeof(float) >= kShortestWire;
+}
+
 // Returns the kernels of a format other than kFloat32. All instruction sets give the same bits.
 WireKernels wire_kernels(Wire wire, InstructionSet set = best_instruction_set());
 

@@ -1,6 +1,5 @@
 #include "channel.hpp"
 
-#include <algorithm>
 #include <map>
 
 namespace cpudist::mpi {

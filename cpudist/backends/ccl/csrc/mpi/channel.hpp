@@ -65,7 +65,6 @@ class Transfers final : public Condition {
   void send(int to, const void* data, size_t bytes);
   void receive(int from, void* data, size_t bytes);
   bool holds() override;
-  int awaited_rank() override { return messages_.empty() ? -1 : messages_.back().peer; }
 
  private:
   const Channel& channel_;

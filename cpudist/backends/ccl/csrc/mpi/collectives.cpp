@@ -1,5 +1,6 @@
 #include "collectives.hpp"
 
+#include <bit>
 #include <cstring>
 
 #include "../kernels/reduce.hpp"
@@ -11,16 +12,6 @@
 namespace cpudist::mpi {
 
 namespace {
-
-// The peers of a rank by step: `to` in step k, and `from`.
-struct Peers {
-  explicit Peers(const Channel& channel) : rank(channel.rank()), ranks(channel.ranks()) {}
-  int to(int step) const { return (rank + step) % ranks; }
-  int from(int step) const { return (rank - step + ranks) % ranks; }
-
-  int rank;
-  int ranks;
-};
 
 // The division of `count` elements among the ranks.
 struct Division {
@@ -39,11 +30,6 @@ std::vector<const void*> in_order(int rank, int ranks, const std::byte* own, con
     if (r != rank) received += bytes;
   }
   return sources;
-}
-
-// Where the buffer of `from` is in `received`.
-std::byte* place_of(int from, int rank, std::byte* received, size_t bytes) {
-  return received + static_cast<size_t>(from < rank ? from : from - 1) * bytes;
 }
 
 void combine(const Combination& combination, const std::vector<const void*>& sources, std::byte* output, size_t count) {
@@ -92,13 +78,10 @@ Coroutine broadcast(Channel& channel, int tag, std::byte* data, size_t bytes, in
   Transfers transfers(channel, tag);
   int reach = 1;  // in a tree, the distance between a rank and the next one that it sends to
   if (place > 0) {
-    int parent = place - 1;
-    for (; tree && 2 * reach <= place; reach *= 2) {
-    }
-    if (tree) parent = place - reach;
-    transfers.receive(rank_at(parent), data, bytes);
+    const int step = tree ? static_cast<int>(std::bit_floor(static_cast<unsigned>(place))) : 1;
+    transfers.receive(rank_at(place - step), data, bytes);
     co_await transfers;
-    reach *= 2;
+    reach = 2 * step;
   }
   if (!tree) {
     if (place + 1 < ranks) transfers.send(rank_at(place + 1), data, bytes);

@@ -16,6 +16,21 @@ using Scratch = std::unique_ptr<std::byte[]>;
 
 inline Scratch allocate(size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
 
+// The peers of a rank: in step k it sends to `to(k)` and receives from `from(k)`.
+struct Peers {
+  explicit Peers(const Channel& channel) : rank(channel.rank()), ranks(channel.ranks()) {}
+  int to(int step) const { return (rank + step) % ranks; }
+  int from(int step) const { return (rank - step + ranks) % ranks; }
+
+  int rank;
+  int ranks;
+};
+
+// Where the buffer of `from` is in `received`, which has the buffers of all ranks but this one.
+inline std::byte* place_of(int from, int rank, std::byte* received, size_t bytes) {
+  return received + static_cast<size_t>(from < rank ? from : from - 1) * bytes;
+}
+
 // Calls with no more bytes than this to all peers together take one step: their time is latency.
 constexpr size_t kOneStepBytes = size_t{64} << 10;
 

@@ -12,10 +12,9 @@ namespace cpudist::mpi {
 
 namespace {
 
-constexpr size_t kPieceBytes = size_t{2} << 20;     // of a reduction: pieces are added while others are on their way
-constexpr size_t kLinkBytes = size_t{512} << 10;    // of a broadcast from rank to rank
-constexpr size_t kTreeBytes = size_t{256} << 10;    // broadcasts of no more bytes go down a tree
-constexpr size_t kShortestWire = size_t{64} << 10;  // shorter sums are not compressed: their time is latency
+constexpr size_t kPieceBytes = size_t{2} << 20;   // of a reduction: pieces are added while others are on their way
+constexpr size_t kLinkBytes = size_t{512} << 10;  // of a broadcast from rank to rank
+constexpr size_t kTreeBytes = size_t{256} << 10;  // broadcasts of no more bytes go down a tree
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
@@ -68,7 +67,8 @@ class Message final : public Request {
   Transfers transfers_;
 };
 
-// The allgather by which ranks leave. A rank that makes another call has not left, as the caller sees by its output.
+// The allgather by which ranks leave. Where a rank makes another call instead, the output of that rank stays as it is,
+// and the others' outputs are filled: the caller then names the rank.
 class Leaving final : public Request {
  public:
   Leaving(RequestPtr all_gather, const void* input, std::vector<void*> outputs, size_t bytes)
@@ -137,7 +137,7 @@ class Mpi final : public Transport {
     if (hierarchy_ && Hierarchy::takes(type, reduction)) {
       return hierarchy_->allreduce(input, output, nullptr, count, type, reduction);
     }
-    if (compresses(count, type, reduction)) {
+    if (kernels::converts(wire_, count, type, reduction)) {
       if (input != output) std::memcpy(output, input, count * sizeof(float));
       return compressed(static_cast<float*>(output), nullptr, count, reduction);
     }
@@ -148,7 +148,7 @@ class Mpi final : public Transport {
     constexpr auto kType = DataType::kFloat32;
     constexpr auto kReduction = Reduction::kAverage;
     if (hierarchy_) return hierarchy_->allreduce(data, data, residual, count, kType, kReduction);
-    if (!compresses(count, kType, kReduction)) return allreduce(data, data, count, kType, kReduction);
+    if (!kernels::converts(wire_, count, kType, kReduction)) return allreduce(data, data, count, kType, kReduction);
     return compressed(data, residual, count, kReduction);
   }
 
@@ -232,11 +232,6 @@ class Mpi final : public Transport {
   size_t rank() const { return static_cast<size_t>(channel_.rank()); }
   size_t ranks() const { return static_cast<size_t>(channel_.ranks()); }
   std::vector<size_t> ones() const { return std::vector<size_t>(ranks(), 1); }
-
-  bool compresses(size_t count, DataType type, Reduction reduction) const {
-    const bool adds = reduction == Reduction::kSum || reduction == Reduction::kAverage;
-    return wire_ != Wire::kFloat32 && type == DataType::kFloat32 && adds && count * sizeof(float) >= kShortestWire;
-  }
 
   RequestPtr call(std::function<Coroutine(int tag)> start) {
     return std::make_unique<Pieces>(channel_, 1, [start = std::move(start)](size_t, int tag) { return start(tag); });

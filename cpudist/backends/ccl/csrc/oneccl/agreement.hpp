@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "../agreement.hpp"
 #include "pieces.hpp"
 
 namespace cpudist::oneccl {
@@ -27,8 +28,8 @@ class Agreement final : public Request {
       gather(Stage::kComparing, {counts_[static_cast<size_t>(communicator_.rank())], hash_of(counts_)});
     }
     if (!communicator_.complete(*gathering_)) return Progress::kWaiting;
-    if (stage_ == Stage::kNaming) fail();
-    if (agree()) {
+    if (stage_ == Stage::kNaming) fail_by_counts(name_, gathered_, counts_.size());
+    if (counts_agree(gathered_)) {
       stage_ = Stage::kAgreed;
       communicator_.order.pop_front();
     } else {
@@ -50,28 +51,6 @@ class Agreement final : public Request {
     const ccl::vector_class<size_t> lengths(counts_.size(), own_.size());
     gathering_ = communicator_.issue(ccl::allgatherv(own_.data(), own_.size(), gathered_.data(), lengths,
                                                      ccl::datatype::uint64, communicator_.raw()));
-  }
-
-  bool agree() const {
-    Numbers shares;
-    for (size_t r = 0; r < counts_.size(); ++r) shares.push_back(gathered_[2 * r]);
-    const uint64_t expected = hash_of(shares);
-    for (size_t r = 0; r < counts_.size(); ++r) {
-      if (gathered_[2 * r + 1] != expected) return false;
-    }
-    return true;
-  }
-
-  [[noreturn]] void fail() const {
-    const size_t ranks = counts_.size();
-    for (size_t r = 0; r < ranks; ++r) {
-      for (size_t of = 0; of < ranks; ++of) {
-        const uint64_t expected = gathered_[r * ranks + of];
-        const uint64_t given = gathered_[of * ranks + of];
-        if (expected != given) throw count_mismatch(name_, of, given, r, expected);
-      }
-    }
-    throw TransportError(std::string(name_) + ": ranks have different counts; pass the same on both sides");
   }
 
   Communicator& communicator_;

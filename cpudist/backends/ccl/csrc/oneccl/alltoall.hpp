@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "../agreement.hpp"
 #include "pieces.hpp"
 
 namespace cpudist::oneccl {
@@ -54,14 +55,11 @@ class Alltoall final : public Request {
   }
 
   void check_counts() {
-    size_t longest = 0;
+    check_alltoall(counts_, ranks_, width_);
+    size_t longest = 0;  // of all ranks
     for (size_t from = 0; from < ranks_; ++from) {
-      for (size_t to = 0; to < ranks_; ++to) {
-        const uint64_t sent = counts_[2 * ranks_ * from + to];
-        const uint64_t expected = counts_[2 * ranks_ * to + ranks_ + from];
-        if (sent != expected) throw alltoall_mismatch(from, sent * width_, to, expected * width_);
-        longest = std::max<size_t>(longest, sent);
-      }
+      const auto* const sent = &counts_[2 * ranks_ * from];
+      longest = std::max(longest, *std::max_element(sent, sent + ranks_));
     }
     rounds_ = std::max<size_t>((longest + most_ - 1) / most_, 1);
   }
@@ -106,8 +104,8 @@ class Alltoall final : public Request {
   const std::vector<size_t> input_counts_;
   const std::vector<void*> outputs_;
   const std::vector<size_t> output_counts_;
-  std::vector<uint64_t> counts_;  // of each rank: its counts to send to each, and to receive from each
-  size_t rounds_ = 0;             // 0: the counts are still to come
+  std::vector<size_t> counts_;  // of each rank: its counts to send to each, and to receive from each
+  size_t rounds_ = 0;           // 0: the counts are still to come
   size_t round_ = 0;
   std::optional<ccl::event> call_;
   std::optional<void*> target_;  // where this round writes, if it needs no copy

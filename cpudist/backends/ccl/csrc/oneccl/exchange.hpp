@@ -10,9 +10,6 @@
 
 namespace cpudist::oneccl {
 
-// Calls shorter than this are not converted: their time is latency.
-constexpr size_t kShortestExchange = size_t{64} << 10;
-
 // Memory that calls use in turn: fresh memory from the kernel costs a page fault every 4 KB.
 class Buffers {
  public:
@@ -99,20 +96,12 @@ class Exchange final : public Request {
     Buffers::Buffer incoming;
   };
 
-  // The part of a piece that a rank owns: its first value in the tensor, and its number of values.
-  struct Share {
-    size_t first;
-    size_t count;
-    size_t bytes;  // on the wire
-  };
-
-  Share share(size_t piece, size_t rank) const {
+  // The part of a piece that a rank owns; `first` counts from the begin of the tensor.
+  kernels::WireShare share(size_t piece, size_t rank) const {
     const size_t first = piece * kMost;
-    const size_t length = std::min(kMost, count_ - first);
-    const size_t blocks = (length + kernels::kWireBlock - 1) / kernels::kWireBlock;
-    const auto begin = [&](size_t r) { return std::min(blocks * r / ranks_ * kernels::kWireBlock, length); };
-    const size_t count = begin(rank + 1) - begin(rank);
-    return {first + begin(rank), count, kernels::wire_bytes(wire_, count)};
+    auto part = kernels::wire_share(wire_, std::min(kMost, count_ - first), rank, ranks_);
+    part.first += first;
+    return part;
   }
 
   void give_back(Piece& piece) {
@@ -122,10 +111,8 @@ class Exchange final : public Request {
 
   float* residual(size_t first) const { return residual_ == nullptr ? nullptr : residual_ + first; }
 
-  void add_residual(const Share& part) {
-    if (residual_ == nullptr || part.count == 0) return;
-    const void* sources[] = {output_ + part.first, residual_ + part.first};
-    kernels::reduction(DataType::kFloat32, Reduction::kSum)(output_ + part.first, nullptr, sources, 2, 1, part.count);
+  void add_residual(const kernels::WireShare& part) {
+    if (residual_ != nullptr) kernels::add(residual_ + part.first, output_ + part.first, part.count);
   }
 
   void send_shares() {
@@ -184,7 +171,7 @@ class Exchange final : public Request {
   }
 
   // The error of an average is `ranks_` times as large in the next sum.
-  void scale_residual(const Share& part) {
+  void scale_residual(const kernels::WireShare& part) {
     for (size_t i = 0; i < part.count; ++i) residual_[part.first + i] *= static_cast<float>(ranks_);
   }
 

@@ -59,7 +59,7 @@ class OneCcl final : public Transport {
     }
     oneccl_traffic.count(count * size_of(type));
     if (is_bitwise(reduction)) return gather_and_reduce(input, output, count, type, reduction);
-    if (converts(count, type, reduction)) {
+    if (kernels::converts(wire_, count, type, reduction)) {
       return exchange(static_cast<const float*>(input), static_cast<float*>(output), nullptr, count, reduction);
     }
     const Average average(reduction, type);
@@ -78,7 +78,7 @@ class OneCcl final : public Transport {
     constexpr auto kType = DataType::kFloat32;
     constexpr auto kReduction = Reduction::kAverage;
     if (hierarchy_) return hierarchy_->allreduce(data, data, residual, count, kType, kReduction);
-    if (!converts(count, kType, kReduction)) return allreduce(data, data, count, kType, kReduction);
+    if (!kernels::converts(wire_, count, kType, kReduction)) return allreduce(data, data, count, kType, kReduction);
     oneccl_traffic.count(count * sizeof(float));
     return exchange(data, data, residual, count, kReduction);
   }
@@ -206,12 +206,6 @@ class OneCcl final : public Transport {
   const ccl::communicator& raw() const { return communicator_.raw(); }
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
-
-  // Whether an allreduce crosses the network in the group's format.
-  bool converts(size_t count, DataType type, Reduction reduction) const {
-    const bool adds = reduction == Reduction::kSum || reduction == Reduction::kAverage;
-    return sums_ && type == DataType::kFloat32 && adds && count * size_of(type) >= kShortestExchange;
-  }
 
   RequestPtr exchange(const float* input, float* output, float* residual, size_t count, Reduction reduction) {
     return std::make_unique<Exchange>(communicator_, *sums_, buffers_, input, output, residual, count, wire_,
