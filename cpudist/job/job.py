@@ -302,7 +302,7 @@ def fail(error: BaseException, show: failure.Show = traceback.print_exception, r
 
 def waited_for(error: BaseException) -> list[str]:
     """Return sentences about the ranks that a timed-out collective waited for, most likely cause last."""
-    return _context.waited_for(error) if _context is not None else []
+    return failure.waited_for(error, None if _context is None else _context.watch)
 
 
 def _forget() -> None:

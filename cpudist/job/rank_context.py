@@ -135,10 +135,6 @@ class RankContext:
         """End the job on every rank because of `error`; see `failure.fail`."""
         failure.fail(error, self.watch, show, rank, lambda status: self.on_failure(status))
 
-    def waited_for(self, error: BaseException) -> list[str]:
-        """Return sentences about the ranks that a timed-out collective waited for; see `failure.waited_for`."""
-        return failure.waited_for(error, self.watch)
-
     def close_in_child(self) -> None:
         """Close all connections in a forked child; it is not a rank, so its exit must not end the job."""
         if self.stacks is not None:

@@ -116,10 +116,10 @@ def test_torch_knows_ccl_without_an_import_of_cpudist() -> None:
 
 def test_ranks_agree_on_the_transport_that_the_user_has_set() -> None:
     chosen = {"": (True, False), "oneccl": (False, False), "mpi": (True, True), "mpi-alone": (False, True)}
-    assert {value: ccl_group._chosen_transports({value}) for value in chosen} == chosen
+    assert {value: ccl_group.chosen_transports({value}) for value in chosen} == chosen
     for values, why in (({"pigeon"}, "is not known"), ({"", "oneccl"}, "some ranks only")):
         with pytest.raises(UserError, match=why):
-            ccl_group._chosen_transports(values)
+            ccl_group.chosen_transports(values)
 
 
 def test_no_oneccl_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.ccl import extension, intel
+from cpudist.backends.ccl.ccl_group import chosen_transports
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
 from cpudist.backends.ccl.register import register
 from cpudist.backends.interface import Call, Calls
@@ -48,7 +49,8 @@ class CclBackend(ProcessGroupBackend):
                 say(f"the backend ccl is cpudist's own; {other} is installed and not used")
         self._across_hosts = world.node_count > 1
         local_size, unequal = divmod(world.size, world.node_count)
-        self._shares_memory = local_size > 1 and not unequal and "CPUDIST_TRANSPORT" not in os.environ
+        may_share, _ = chosen_transports({os.environ.get("CPUDIST_TRANSPORT", "")})
+        self._shares_memory = may_share and local_size > 1 and not unequal
         super().start(world, store, timeout)
 
     def ddp_options(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     ]
     if len({member["wire"] for member in members}) > 1:
         raise UserError("ranks ask for different formats of compressed gradients; give the same on all of them")
-    shared_memory, mpi = _chosen_transports({member["transport"] for member in members})
+    shared_memory, mpi = chosen_transports({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
     spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
     # Only the default group contains all ranks of the job that use the node's cores.
@@ -124,7 +124,7 @@ def _unequal_counts(nodes: list[int]) -> str:
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else ""
 
 
-def _chosen_transports(chosen: set[str]) -> tuple[bool, bool]:
+def chosen_transports(chosen: set[str]) -> tuple[bool, bool]:
     """Return whether shared memory may be used inside a machine, and whether MPI replaces oneCCL.
 
     Args:

@@ -81,6 +81,7 @@ def start(chosen: str | None, hosts: int) -> None:
             module.start()
 
 
+@cache
 def start_mpi() -> None:
     """Let MPI carry the messages of groups instead of oneCCL, by the launcher's own library.
 
@@ -92,11 +93,11 @@ def start_mpi() -> None:
     if not isinstance(rendezvous, launchers.OverMpi):
         raise UserError(f"CPUDIST_TRANSPORT=mpi needs ranks that mpirun has started, not {launcher.name}; unset it")
     mpi.initialise(_START_SECONDS, rendezvous.library or str(find_libraries() / "libmpi.so.12"))
-    module.use_mpi(_loaded_mpi())
+    module.use_mpi(_initialised_mpi())
     module.transport = "mpi"
 
 
-def _loaded_mpi() -> str:
+def _initialised_mpi() -> str:
     started = ctypes.c_int()
     for name in _MPI_LIBRARIES:
         with contextlib.suppress(OSError):  # not loaded; oneCCL may have loaded another MPI than the launcher's
