@@ -18,7 +18,8 @@ Name = TypeVar("Name")
 Candidate = Callable[[int], list[float]]
 
 CCL, GLOO = "ccl", "gloo"
-_TURN_SECONDS, _FEWEST_CALLS = 1.0, 8  # so few include a turn's warm-up, as a fifth of its calls does
+_TURN_SECONDS = 1.0
+_FEWEST_CALLS = 8  # A turn keeps at least so many calls, or a fifth: more than its warm-up.
 
 
 @dataclass(frozen=True)

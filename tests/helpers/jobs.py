@@ -33,8 +33,7 @@ _LEAVE_SECONDS = 10.0  # how long processes may outlive their command
 STARTED = r"cpudist: \d+ ranks on .+, \w+( over [\w ]+)?, started in [\d.:]+( s)?\n"
 STARTING = r"cpudist: (checking|connecting|starting on) .*\n"  # what `cpudist launch` says where that takes two seconds
 COMPLETED = r"cpudist: completed after [\d.:]+( s)?(, \d+ steps)?(; .+)?\n"
-# A machine that is busy with other tests may make a rank slow.
-# There a wait may also take 10 seconds.
+# What ranks may say on a machine that is busy with other tests: waits of 10 seconds, and a rank that is slow there.
 WAITING = r"cpudist: (.+, for at most [\d.]+ s|waiting for \d+ s of .+)\n"
 SLOW = r"cpudist: rank \d+ \(.+\) makes the others wait: .+\n"
 
