@@ -63,7 +63,8 @@ def test_collectives_over_mpi_alone(name: str, checks: str) -> None:
     [
         (4, "collectives.py 6, progress, threads", "oneccl and shared_memory"),
         pytest.param(2, "edges, progress", "", marks=LONG),
-        pytest.param(3, "collectives.py 8", "oneccl", marks=LONG),  # 3 ranks do not divide
+        # 3 ranks do not divide; groups of one host share memory.
+        pytest.param(3, "collectives.py 8", "oneccl and shared_memory", marks=LONG),
     ],
 )
 def test_collectives_across_two_hosts(ranks: int, checks: str, carriers: str) -> None:
