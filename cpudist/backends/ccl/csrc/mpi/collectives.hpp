@@ -1,8 +1,8 @@
 // Collectives as messages between pairs of ranks; each is a coroutine for one call, or for a piece of one.
 //
-// In step k a rank sends to the rank k places above it and receives from the one k places below, so no two ranks send to
-// the same one at once, as MPI's own collectives do, and a slow network drops no packets. Small messages all leave in
-// one step. Sums are added in the order of ranks, on one rank for all, so every rank receives the same bits.
+// In step k a rank sends to the rank k places above it and receives from the one k places below. So in a step no two
+// ranks send to the same one; MPI's own collectives do so, and a slow network drops packets then. Small messages are
+// all sent in one step. Sums are added in the order of ranks, on one rank for all, so every rank receives the same bits.
 #pragma once
 
 #include <functional>
