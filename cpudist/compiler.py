@@ -6,7 +6,6 @@ import fcntl
 import importlib.util
 import itertools
 import os
-import re
 import runpy
 import shlex
 import shutil
@@ -38,7 +37,7 @@ class Compiler:
 
     Attributes:
         command: an optional wrapper such as ccache, the program, and its options.
-        label: the name of its folder in the cache, made from its name, options and version.
+        label: the name of its folder in the cache, made from its name and options.
         openmp: options for OpenMP with torch's thread pool (libgomp); empty for clang, whose runtime has another pool.
     """
 
@@ -85,17 +84,15 @@ def find_compiler() -> Compiler | None:
     Raises:
         UserError: quotes in $CXX are not closed.
     """
-    command, name = _named()
+    command, label = _named()
     if not command:
         return None
     shown = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    version = re.search(r"\d+(?:\.\d+)+", re.sub(r"\(.*?\)", "", shown))
-    label = f"{name}-{version[0] if version else 'unknown'}"
     return Compiler(command, label, () if "clang" in shown else Compiler.openmp)
 
 
 def _named() -> tuple[tuple[str, ...], str]:
-    """Return the compiler's command (empty if there is none) and the beginning of its label."""
+    """Return the compiler's command, empty if there is none, and its label."""
     named = os.environ.get("CXX") or "g++"
     try:
         words = [named] if shutil.which(named) else shlex.split(named)
@@ -140,7 +137,7 @@ def cache_folder() -> Path:
 def find(library: Library, cache: Path | None = None) -> Path | None:
     """Return the library of the cache; None if it is not compiled.
 
-    It was made by any version of the compiler that `find_compiler` finds; if there is none, by any compiler.
+    It was made by the compiler that `find_compiler` finds; if there is none, by any compiler.
 
     Args:
         library: the library to find.
@@ -149,11 +146,9 @@ def find(library: Library, cache: Path | None = None) -> Path | None:
     Raises:
         UserError: another user could have written the file.
     """
-    command, name = _named()
-    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"*/{library.file}"))
-    own = [file for file in found if file.parent.name.rpartition("-")[0] == name]
-    usable = own if command else own or found
-    return _trusted(usable[-1], library.what) if usable else None
+    command, label = _named()
+    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"{label if command else '*'}/{library.file}"))
+    return _trusted(found[-1], library.what) if found else None
 
 
 def ensure(library: Library, cache: Path | None = None) -> Path:

@@ -64,7 +64,6 @@ class Patch:
             check that the target exists; another patch uses it.
         parameters: the names of the original's parameters; "..." allows any others. None: do not check them.
         attributes: names that the original must have.
-        versions: the versions of the package that have the target; empty: all in `KNOWN`.
     """
 
     target: str
@@ -72,7 +71,6 @@ class Patch:
     function: Callable[[Any, Context], Any] | None = None
     parameters: str | None = None
     attributes: str = ""
-    versions: str = ""
 
     @property
     def module(self) -> str:
@@ -81,7 +79,6 @@ class Patch:
 
 
 _SAVING = "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it"
-_DELETING = "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it"
 _UNEQUAL = "resumed on a number of ranks that does not divide a step's samples, ranks get unequal shares"
 
 # The patches of a module are applied in this order.
@@ -154,13 +151,11 @@ PATCHES = (
     ),
     Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
     Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),
-    Patch("transformers.trainer:shutil", _DELETING, trainer_checkpoints.replace_shutil, attributes="rmtree"),
     Patch(
-        "transformers.trainer_utils:shutil",
-        _DELETING,
+        "transformers.trainer:shutil",
+        "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it",
         trainer_checkpoints.replace_shutil,
         attributes="rmtree",
-        versions=">=5",
     ),
     Patch(
         "transformers.trainer:Trainer.train",
@@ -203,8 +198,6 @@ def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
 
     package = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
-    if known and not SpecifierSet(patch.versions).contains(package.__version__, prereleases=True):
-        return
     *classes, name = patch.target.partition(":")[2].split(".")
     owner: Any = module
     for part in classes:

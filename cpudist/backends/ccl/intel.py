@@ -12,7 +12,6 @@ cpudist's ``ccl`` in torch.
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -20,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import spec_from_loader
 from pathlib import Path
 from types import FrameType, ModuleType
+
+from cpudist.errors import is_user_code
 
 _IMPORT_NAMES = ("oneccl_bindings_for_pytorch", "torch_ccl")  # the second name was used before torch 1.13
 _DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")
@@ -75,9 +76,8 @@ class _FinderForScripts(_Finder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _IMPORT_NAMES or not _is_users(_importer()):
-            return None
-        return super().find_spec(fullname, path, target)
+        importer = _importer() if fullname in _IMPORT_NAMES else None
+        return super().find_spec(fullname, path, target) if importer and is_user_code(importer) else None
 
 
 _offered, _in_place = _FinderForScripts(), _Finder()
@@ -89,14 +89,3 @@ def _importer() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         frame = frame.f_back
     return frame
-
-
-def _is_users(frame: FrameType | None) -> bool:
-    """Return whether a frame runs the user's code, neither an installed package's nor the standard library's."""
-    if frame is None:
-        return False
-    if frame.f_globals.get("__name__") == "__main__":
-        return True
-    file = Path(frame.f_code.co_filename)
-    in_packages = {"site-packages", "dist-packages"}.intersection(file.parts)
-    return file.is_absolute() and not in_packages and not file.is_relative_to(sysconfig.get_path("stdlib"))
