@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch_xla
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
@@ -144,26 +143,7 @@ def _mesh_text(text: str, mesh: Any) -> str:
 
 
 def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
-    """Return one line: a tensor's shape, its spec, and the devices of each piece, as the runtime reports them.
-
-    Pieces that are neighbours along the last divided axis are separated by ` | `, along others by ` / `.
-    """
+    """Return one line: a tensor's shape, its spec, and XLA's own notation of the pieces and their devices."""
     shape = " x ".join(map(str, tensor.shape))
-    sharded = spmd.wrap_if_sharded(tensor)
-    if not isinstance(sharded, spmd.XLAShardedTensor) or not any(partition.names_in(entry) for entry in spec):
-        return f"{name}  {shape}  {partition.text_of(spec)}  whole on every device"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using a non-tuple")  # torch_xla's own indexing causes it (2.8)
-        shards = sharded.local_shards
-        piece = " x ".join(map(str, shards[0].unpadded_data.shape))
-    holders: dict[tuple[int, ...], list[str]] = {}
-    for shard in shards:
-        start = tuple(index.start or 0 for index in shard.indices)
-        holders.setdefault(start, []).append(str(shard.shard_device).rpartition(":")[2])
-    return f"{name}  {shape}  {partition.text_of(spec)}  pieces of {piece}: {_holders_text(holders)}"
-
-
-def _holders_text(holders: dict[tuple[int, ...], list[str]]) -> str:
-    cut = [axis for axis, starts in enumerate(zip(*holders, strict=True)) if len(set(starts)) > 1]
-    rows = itertools.groupby(sorted(holders), lambda start: [start[axis] for axis in cut[:-1]])
-    return " / ".join(" | ".join(",".join(holders[start]) for start in row) for _, row in rows)
+    sharding = torch_xla._XLAC._get_xla_sharding_spec(tensor) or "{replicated}"
+    return f"{name}  {shape}  {partition.text_of(spec)}  {sharding}"
