@@ -12,18 +12,19 @@ from cpudist.optimization import precision
 _dtypes: set[torch.dtype] = set()  # The models of the running job compute in these types.
 
 
-def note(names: list[str], dtype: torch.dtype) -> None:
+def note(names: list[str], dtype: torch.dtype) -> list[str]:
     """Record the optimizations of a model that computes in `dtype`; the run record has the newest model's.
 
-    Args:
-        names: the record's entries; the first is "ipex" or "native".
-        dtype: the type that the model computes in.
+    Returns: the record's entries: `names`, whose first is "ipex" or "native", and autocast.
     """
+    if dtype is not torch.float32:
+        names = [*names, f"{precision.name(dtype)} autocast"]
     _dtypes.add(dtype)
     running = job.current()
     if running is not None:
         running.record.optimizations = names
         running.changes.then(_dtypes.clear)
+    return names
 
 
 def needs_scaler() -> bool:
@@ -34,15 +35,7 @@ def needs_scaler() -> bool:
 def announce(
     names: list[str], dtype: torch.dtype, no_ipex: str | None, *, warning: str = "", because: str = ""
 ) -> None:
-    """Print one line on rank 0: the optimizations, and remarks for the user.
-
-    Args:
-        names: the record's entries.
-        dtype: the type that the model computes in.
-        no_ipex: why Intel's extension is not used; None if it is used.
-        warning: text to print before the entries.
-        because: text to print after the entries.
-    """
+    """Print one line on rank 0: the record's entries between two texts, and remarks; for the others see `note`."""
     slow = dtype is torch.bfloat16 and not precision.has_bf16()
     slowness = "; this CPU has no bfloat16 instructions: expect no gain from it" if slow else ""
     uncompiled = "" if no_ipex else "; torch.compile is off beside Intel's extension"
