@@ -78,9 +78,6 @@ class Patch:
         return self.target.partition(":")[0]
 
 
-_SAVING = "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it"
-_UNEQUAL = "resumed on a number of ranks that does not divide a step's samples, ranks get unequal shares"
-
 # The patches of a module are applied in this order.
 PATCHES = (
     Patch(
@@ -98,7 +95,7 @@ PATCHES = (
     Patch("accelerate.state:DistributedType.MULTI_CPU", "the value that _prepare_backend returns"),
     Patch(
         "accelerate.data_loader:BatchSamplerShard",
-        _UNEQUAL,
+        "resumed on a number of ranks that does not divide a step's samples, ranks get unequal shares",
         parameters="batch_sampler, num_processes, process_index, split_batches, even_batches",
     ),
     Patch(
@@ -134,7 +131,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.trainer:Trainer._save_checkpoint",
-        _SAVING,
+        "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it",
         trainer_checkpoints.save_checkpoint,
         "self, model, trial",
     ),
@@ -149,8 +146,12 @@ PATCHES = (
         "with --async-checkpoint it is kept in memory, and written later",
         parameters="tensors, filename, metadata",
     ),
-    Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
-    Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),
+    Patch(
+        "transformers.trainer:Trainer",
+        "methods that one Trainer has others of while it saves, or trains with unequal shares",
+        attributes="_get_output_dir, _push_from_checkpoint, get_train_dataloader, get_batch_samples, "
+        "get_total_train_batch_size",
+    ),
     Patch(
         "transformers.trainer:shutil",
         "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it",
@@ -168,11 +169,6 @@ PATCHES = (
         "transformers 4 takes the batch size of the checkpoint instead of the one that keeps a step's samples",
         parameters="json_path",
     ),
-    Patch("transformers.trainer:Trainer.get_train_dataloader", _UNEQUAL, parameters="self"),
-    Patch(
-        "transformers.trainer:Trainer.get_batch_samples", _UNEQUAL, parameters="self, epoch_iterator, num_batches, ..."
-    ),
-    Patch("transformers.trainer:Trainer.get_total_train_batch_size", _UNEQUAL, parameters="self, args"),
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
+from cpudist.backends.xla import mesh
 from cpudist.errors import UserError
 
 Entry: TypeAlias = "str | tuple[str, ...] | None"
@@ -68,21 +69,11 @@ def spec_of_batch(shape: Sequence[int], entry: Entry, sizes: Mapping[str, int]) 
         UserError: the first axis does not divide evenly.
     """
     if shape[0] % parts(entry, sizes):
-        mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise UserError(
-            f"a batch ({' x '.join(map(str, shape))}) does not divide evenly by {_entry_text(names_in(entry))} on the "
-            f"mesh {mesh}: {shape[0]} into {parts(entry, sizes)} parts; take another batch size or mesh"
+            f"a batch ({' x '.join(map(str, shape))}) does not divide evenly by {', '.join(names_in(entry))} on the "
+            f"mesh {mesh.text_of(sizes)}: {shape[0]} into {parts(entry, sizes)} parts; take another batch size or mesh"
         )
     return (entry, *[None] * (len(shape) - 1))
-
-
-def text_of(spec: Spec) -> str:
-    """Return a spec in the form (data, (fsdp, model), -)."""
-    return f"({', '.join(_entry_text(names_in(entry)) for entry in spec)})"
-
-
-def _entry_text(names: tuple[str, ...]) -> str:
-    return f"({', '.join(names)})" if len(names) > 1 else names[0] if names else "-"
 
 
 def spec_for(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:

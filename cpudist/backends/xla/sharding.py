@@ -91,7 +91,7 @@ class Sharding:
             The handle of the hook that places inputs.
         """
         if self._show:
-            self._show(_mesh_text(self.mesh_text, self.mesh))
+            self._show(f"mesh {self.mesh_text} of {self.mesh.size()} devices, in row-major order:")
         for name, parameter in model.named_parameters():
             spec = partition.spec_for(name, parameter.shape, self.sizes)
             self._place(name, parameter, spec)
@@ -105,7 +105,9 @@ class Sharding:
         if any(partition.names_in(entry) for entry in spec):
             self._mark(tensor, self.mesh, spec)
         if self._show:
-            self._show(_tensor_text(name, tensor, spec))
+            # XLA's own notation of the pieces and of their devices.
+            sharding = torch_xla._XLAC._get_xla_sharding_spec(tensor) or "{replicated}"
+            self._show(f"{name}  {' x '.join(map(str, tensor.shape))}  {sharding}")
 
     def _place_inputs(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         show = self._show
@@ -132,18 +134,3 @@ def _become_one_program() -> None:
     else:
         runtime.use_spmd()
     _is_one_program = True
-
-
-def _mesh_text(text: str, mesh: Any) -> str:
-    """Return the devices of a mesh as lines of text; the last axis runs from left to right."""
-    devices = mesh.get_logical_mesh()
-    rows = devices.reshape(-1, devices.shape[-1])
-    lines = ["  ".join(f"[{device}]" for device in row) for row in rows]
-    return f"mesh {text} of {devices.size} devices:\n" + "\n".join(f"    {line}" for line in lines)
-
-
-def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
-    """Return one line: a tensor's shape, its spec, and XLA's own notation of the pieces and their devices."""
-    shape = " x ".join(map(str, tensor.shape))
-    sharding = torch_xla._XLAC._get_xla_sharding_spec(tensor) or "{replicated}"
-    return f"{name}  {shape}  {partition.text_of(spec)}  {sharding}"

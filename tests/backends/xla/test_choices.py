@@ -204,7 +204,7 @@ SIZES = {"data": 2, "model": 4}
 
 def test_a_batch_that_does_not_divide_evenly_is_named() -> None:
     assert partition.spec_of_batch((8, 6), ("data", "model"), SIZES) == (("data", "model"), None)
-    with pytest.raises(UserError, match="data=2, model=4: 6 into 8 parts"):
+    with pytest.raises(UserError, match="data=2,model=4: 6 into 8 parts"):
         partition.spec_of_batch((6, 8), ("data", "model"), SIZES)
 
 
