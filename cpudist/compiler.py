@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import itertools
 import os
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -16,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -106,18 +104,9 @@ def _named() -> tuple[tuple[str, ...], str]:
     return tuple(words) if found else (), f"{name}{digest}"
 
 
-@cache
-def torch_version() -> str:
-    """Return torch.__version__, read from its file: importing torch takes seconds."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        raise UserError("torch is not installed; pip install torch==2.13.0")
-    return str(runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"])
-
-
 def torch_release() -> str:
     """Return torch's version without "+cpu" or "+cu128": the C++ interface is the same in all builds of a release."""
-    return torch_version().partition("+")[0]
+    return version("torch").partition("+")[0]
 
 
 def cache_folder() -> Path:
@@ -236,28 +225,21 @@ def _compile(compiler: Compiler, library: Library, target: Path) -> None:
     # Compile into a temporary folder, then move the file, so that no process loads an incomplete one.
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
         output = Path(scratch) / target.name
-        if _run(library.command(compiler, output), scratch, log) != 0:
+        command = library.command(compiler, output)
+        environment = {**os.environ, "TMPDIR": scratch}
+        with log.open("w") as stream:
+            print(*command, file=stream, flush=True)
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
+            try:
+                status = subprocess.call(command, **streams, env=environment, timeout=_COMPILE_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
+                ) from None
+        if status != 0:
             lines = log.read_text(errors="replace").splitlines()[1:]
             first = next((line for line in lines if "error" in line), "no error line")
             raise UserError(f"compiling {library.what} failed: {first.strip()}; see {log}, or install another g++")
         output.chmod(0o755)
         os.replace(output, target)
     say(f"compiled {library.what} in {duration(time.monotonic() - begin)}")
-
-
-def _run(command: list[str], scratch: str, log: Path) -> int:
-    """Run a compiler, with its output in `log`, and return its exit status.
-
-    Raises:
-        UserError: the compiler takes too long.
-    """
-    with log.open("w") as output:
-        output.write(" ".join(command) + "\n")
-        output.flush()
-        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        try:
-            return subprocess.call(command, **streams, env={**os.environ, "TMPDIR": scratch}, timeout=_COMPILE_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
-            ) from None

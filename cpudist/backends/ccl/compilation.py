@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from cpudist import compiler
@@ -73,4 +74,4 @@ def _key(oneccl: OneCcl) -> str:
     content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary contains this path as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
-    return f"torch{compiler.torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
+    return f"torch{version('torch')}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"

@@ -6,7 +6,6 @@ The module imports torch in methods only; see `Backend`.
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,17 +63,12 @@ class XlaBackend(Backend):
         return pjrt.unusable(self.configured["device"], os.environ)
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        import torch.distributed as dist
-
-        from cpudist.backends.process_group import bound_new_groups
+        from cpudist.backends.process_group import init_group
 
         first = self.devices.program is None  # A script may destroy its process group and create another one.
-        bound_new_groups(timeout)
-        limit = timedelta(seconds=timeout)
         try:
             program = self.devices.program = self.devices.program or self._make_program(world, store, timeout)
-            name = program.group_name()
-            dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
+            init_group(program.group_name(), world, store, timeout)
         except BaseException:
             self.stop()
             raise
