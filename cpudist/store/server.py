@@ -112,8 +112,6 @@ class Server:
     def _open_reports(self) -> list[bytes]:
         return [text for unless, text in self._due_reports if not self._values.has_all([unless])]
 
-    # Connections
-
     def greet(self, peer: _Peer) -> None:
         """Begin the handshake with a new client."""
         peer.deadline = asyncio.get_running_loop().call_later(_HANDSHAKE_SECONDS, peer.transport.abort)
@@ -146,7 +144,7 @@ class Server:
             peer.transport.write(protocol.proof(self._token, b"server", nonce, peer.nonce))
         for code, fields in protocol.frames(received):
             try:
-                reply = getattr(self, f"_{code.name.lower()}")(peer, *fields)
+                reply = self._reply(peer, code, fields)
             except Exception as error:  # noqa: BLE001 - a bad request disconnects its peer alone
                 raise protocol.Garbage(f"code {code} with {len(fields)} fields: {error!r}") from None
             if reply is not None:
@@ -164,67 +162,48 @@ class Server:
         for key, value in peer.on_disconnect:
             self._values.append(key, value + f" {how}\n".encode())
 
-    # Requests: each method is named after its code. It returns the answer's fields, or None if it answers itself.
-
-    def _set(self, _peer: _Peer, *fields: bytes) -> _Fields:
-        for key, value in zip(fields[::2], fields[1::2], strict=True):
-            self._values.set(key, value)
-        return ()
-
-    def _get(self, peer: _Peer, *keys: bytes) -> _Fields | None:
-        values = self._values.get(keys)
-        if values is None:
-            peer.answer(Code.MISSING, ())
-        return values
-
-    def _add(self, _peer: _Peer, key: bytes, amount: bytes) -> _Fields:
-        return [protocol.number(self._values.add(key, protocol.to_number(amount)))]
-
-    def _append(self, _peer: _Peer, key: bytes, value: bytes) -> _Fields:
-        self._values.append(key, value)
-        return ()
-
-    def _compare_set(self, _peer: _Peer, key: bytes, expected: bytes, desired: bytes) -> _Fields:
-        return [self._values.compare_set(key, expected, desired)]
-
-    def _delete(self, _peer: _Peer, key: bytes) -> _Fields:
-        return [protocol.number(self._values.delete(key))]
-
-    def _count(self, _peer: _Peer) -> _Fields:
-        return [protocol.number(len(self._values))]
-
-    def _check(self, _peer: _Peer, *keys: bytes) -> _Fields:
-        return [protocol.number(self._values.has_all(keys))]
-
-    def _ages(self, _peer: _Peer, *keys: bytes) -> _Fields:
-        ages = map(self._values.age, keys)
-        return [protocol.number(-1 if age is None else round(1000 * age)) for age in ages]
-
-    def _clock(self, _peer: _Peer) -> _Fields:
-        return [protocol.number(time.time_ns())]
-
-    def _wait_all(self, peer: _Peer, milliseconds: bytes, *keys: bytes) -> None:
-        self._wait(peer, Code.WAIT_ALL, milliseconds, keys)
-
-    def _wait_any(self, peer: _Peer, milliseconds: bytes, *keys: bytes) -> None:
-        self._wait(peer, Code.WAIT_ANY, milliseconds, keys)
-
-    def _wait(self, peer: _Peer, code: Code, milliseconds: bytes, keys: _Fields) -> None:
-        enough = all if code is Code.WAIT_ALL else any
-        peer.waiting = Wait(keys, enough, lambda there: peer.answer(code, [protocol.number(there)]))
-        self._values.wait(peer.waiting, protocol.to_number(milliseconds) / 1000)
-
-    def _on_disconnect(self, peer: _Peer, key: bytes, value: bytes) -> _Fields:
-        peer.on_disconnect.append((key, value))
-        return ()
-
-    def _report_on_disconnect(self, _peer: _Peer, key: bytes, value: bytes, unless: bytes, text: bytes) -> _Fields:
-        self._reports[key, value] = unless, text
-        return ()
-
-    def _cancel_on_disconnect(self, _peer: _Peer, key: bytes, value: bytes) -> _Fields:
-        self._reports.pop((key, value), None)
-        for peer in self._peers:
-            with suppress(ValueError):
-                peer.on_disconnect.remove((key, value))
+    def _reply(self, peer: _Peer, code: Code, fields: _Fields) -> _Fields | None:
+        """Carry out a request, and return the fields of its answer; None if it is answered in another way."""
+        values, number = self._values, protocol.number
+        match code, fields:
+            case Code.GET, keys:
+                found = values.get(keys)
+                if found is None:
+                    peer.answer(Code.MISSING, ())
+                return found
+            case Code.CHECK, keys:
+                return [number(values.has_all(keys))]
+            case Code.AGES, keys:
+                return [number(-1 if age is None else round(1000 * age)) for age in map(values.age, keys)]
+            case Code.SET, pairs:
+                for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+                    values.set(key, value)
+            case Code.APPEND, [key, value]:
+                values.append(key, value)
+            case Code.ADD, [key, amount]:
+                return [number(values.add(key, protocol.to_number(amount)))]
+            case Code.COMPARE_SET, [key, expected, desired]:
+                return [values.compare_set(key, expected, desired)]
+            case Code.DELETE, [key]:
+                return [number(values.delete(key))]
+            case Code.COUNT, []:
+                return [number(len(values))]
+            case Code.CLOCK, []:
+                return [number(time.time_ns())]
+            case Code.WAIT_ALL | Code.WAIT_ANY, [milliseconds, *keys]:
+                enough = all if code is Code.WAIT_ALL else any
+                peer.waiting = Wait(keys, enough, lambda there: peer.answer(code, [number(there)]))
+                values.wait(peer.waiting, protocol.to_number(milliseconds) / 1000)
+                return None
+            case Code.ON_DISCONNECT, [key, value]:
+                peer.on_disconnect.append((key, value))
+            case Code.REPORT_ON_DISCONNECT, [key, value, unless, text]:
+                self._reports[key, value] = unless, text
+            case Code.CANCEL_ON_DISCONNECT, [key, value]:
+                self._reports.pop((key, value), None)
+                for other in self._peers:
+                    with suppress(ValueError):
+                        other.on_disconnect.remove((key, value))
+            case _:
+                raise protocol.Garbage("it has another number of fields")
         return ()
