@@ -34,9 +34,11 @@ def main() -> None:
         print(f"error {error.strerror}".split(" (while")[0], flush=True)
         return
     print(listening[0].getsockname()[1], flush=True)
-    server = Server(bytes.fromhex(options["token"]), listening, options["keepalive_timeout"])
-    reports = asyncio.run(server.run(sys.stdin.fileno(), _release_output))
-    for text in reports[:1]:  # later losses are consequences of the first
+    asyncio.run(_serve(Server(bytes.fromhex(options["token"]), listening, options["keepalive_timeout"])))
+
+
+async def _serve(server: Server) -> None:
+    for text in (await server.run(sys.stdin.fileno(), _release_output))[:1]:  # later losses follow from the first
         say(text)
 
 

@@ -25,7 +25,6 @@ _HANDSHAKE_SECONDS = 5.0
 # Most clients in the handshake at once. Beyond that, the oldest client of the most frequent address is disconnected.
 _MOST_UNAUTHENTICATED = 128
 _LINGER_SECONDS = 5.0  # Longest time to serve other ranks after rank 0's process has ended.
-_PAUSE_SECONDS = 0.02  # Interval of checks whether the other ranks have ended, too.
 _BACKLOG = 4096
 
 
@@ -77,6 +76,7 @@ class Server:
         self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._due_reports: list[tuple[bytes, bytes]] = []  # reports of disconnected peers, oldest first
         self._unauthenticated: dict[_Peer, None] = {}  # peers in the handshake, the oldest first
+        self._changed = asyncio.Event()  # set when a peer has disconnected, or a report is cancelled
 
     async def run(self, owner: int, release_output: Callable[[], None]) -> list[str]:
         """Serve until `owner` has ended, then until no client is connected, but at most 5 seconds longer.
@@ -99,11 +99,13 @@ class Server:
         loop.remove_reader(owner)
         for server in servers:  # clients that connect now belong to another job
             server.close()
-        deadline = loop.time() + _LINGER_SECONDS
-        while self._peers and loop.time() < deadline:
-            if not (self._open_reports() or any(peer.on_disconnect for peer in self._peers)):
-                release_output()
-            await asyncio.sleep(_PAUSE_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while self._peers:
+                    if not (self._open_reports() or any(peer.on_disconnect for peer in self._peers)):
+                        release_output()
+                    self._changed.clear()
+                    await self._changed.wait()
         reports = [text.decode(errors="replace") for text in self._open_reports()]
         for peer in self._peers:
             peer.transport.abort()
@@ -152,6 +154,7 @@ class Server:
 
     def lose(self, peer: _Peer, how: str) -> None:
         """Forget a disconnected client, and append its lines."""
+        self._changed.set()
         self._peers.discard(peer)
         self._unauthenticated.pop(peer, None)
         peer.deadline.cancel()
@@ -200,6 +203,7 @@ class Server:
             case Code.REPORT_ON_DISCONNECT, [key, value, unless, text]:
                 self._reports[key, value] = unless, text
             case Code.CANCEL_ON_DISCONNECT, [key, value]:
+                self._changed.set()
                 self._reports.pop((key, value), None)
                 for other in self._peers:
                     with suppress(ValueError):

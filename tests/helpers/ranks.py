@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from cpudist.job import Job, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import detect
 from cpudist.topology.identity import free_port
+from cpudist.waiting import poll
 
 
 def begin(**options: Any) -> Job:
@@ -34,13 +37,28 @@ def fork_ranks(script: Callable[[], object], size: int = 2, seconds: float = 60)
             rank.join(seconds)
             rank.kill()
             rank.join()
-        return [(rank.exitcode, path.read_text()) for rank, path in zip(ranks, outputs, strict=True)]
+        return [(rank.exitcode, _read(path)) for rank, path in zip(ranks, outputs, strict=True)]
+
+
+def _read(output: Path) -> str:
+    """Return a rank's output once its store, which may outlive it, has written, too."""
+    with output.open() as file:
+        poll(lambda: _lock(file.fileno(), fcntl.LOCK_EX), 10)
+        return file.read()
+
+
+def _lock(file: int, how: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _run(script: Callable[[], object], output: Path, variables: dict[str, str]) -> None:
     """Run `script` as the interpreter would, without what pytest has changed in it."""
     os.environ.update(variables, RANK=output.name)
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    _lock(file, fcntl.LOCK_SH)  # until no process has the file open
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
