@@ -129,7 +129,6 @@ def find(library: Library, cache: Path | None = None) -> Path | None:
     It was made by the compiler that `find_compiler` finds; if there is none, by any compiler.
 
     Args:
-        library: the library to find.
         cache: the folder of compiled libraries; None for `cache_folder`.
 
     Raises:
@@ -145,10 +144,6 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
 
     One process compiles; others on the same machine wait for it. A machine without a compiler uses a library that
     `cpudist build` made elsewhere.
-
-    Args:
-        library: the library to compile.
-        cache: the folder of compiled libraries; None for `cache_folder`.
 
     Raises:
         UserError: there is no compiler, the compilation fails, or another user could have put the library there.

@@ -170,7 +170,8 @@ def read(
     with _quiet():
         dcp.load(tree, storage_reader=FileSystemReader(folder), process_group=ranks.group, no_dist=ranks.alone)
     for name, module in modules.items():
-        state.unwrapped(module).load_state_dict(state.without_tuples(tree[name]))
+        values = {key: value[0] if isinstance(value, tuple) else value for key, value in tree[name].items()}
+        state.unwrapped(module).load_state_dict(values)
     if model is not None and optimizer is not None:
         state.load_optimizer(model, optimizer, tree["optimizer"])
     for name, value in others.items():

@@ -95,4 +95,4 @@ def scaler() -> Any:
         >>> cpudist.step(optimizer, scaler)
     """
     job.require()
-    return torch.amp.GradScaler("cpu", enabled=applied.needs_scaler())
+    return torch.amp.GradScaler("cpu", enabled=torch.float16 in applied.dtypes)

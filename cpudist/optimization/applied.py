@@ -9,7 +9,7 @@ from cpudist import job
 from cpudist.console import say
 from cpudist.optimization import precision
 
-_dtypes: set[torch.dtype] = set()  # The models of the running job compute in these types.
+dtypes: set[torch.dtype] = set()  # The models of the running job compute in these types.
 
 
 def note(names: list[str], dtype: torch.dtype) -> list[str]:
@@ -19,17 +19,12 @@ def note(names: list[str], dtype: torch.dtype) -> list[str]:
     """
     if dtype is not torch.float32:
         names = [*names, f"{precision.name(dtype)} autocast"]
-    _dtypes.add(dtype)
+    dtypes.add(dtype)
     running = job.current()
     if running is not None:
         running.record.optimizations = names
-        running.changes.then(_dtypes.clear)
+        running.changes.then(dtypes.clear)
     return names
-
-
-def needs_scaler() -> bool:
-    """Return whether a model of the running job computes in float16, whose small gradients would become zero."""
-    return torch.float16 in _dtypes
 
 
 def announce(

@@ -55,17 +55,12 @@ def apply(
         chosen.append(f"fused {type(optimizer).__name__}")
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
-    if parallel_dropout:
-        return chosen + _divide_dropout(model)
-    dropout.restore(model)
-    return chosen
-
-
-def _divide_dropout(model: torch.nn.Module) -> list[str]:
-    """Draw the model's dropout on all threads, if that is faster; return the record's entries for it."""
+    if not parallel_dropout:
+        dropout.restore(model)
+        return chosen
     try:
-        return ["parallel dropout"] if dropout.divide(model) else []
+        return [*chosen, "parallel dropout"] if dropout.divide(model) else chosen
     except UserError as error:
         if rank() == 0:
             say(f"warning: {error}; dropout stays on one thread")
-        return [ONE_THREAD]
+        return [*chosen, ONE_THREAD]
