@@ -61,12 +61,7 @@ class Sharding:
         patches.replace(spmd, {"mark_sharding": self.mark_for_script}, changes)
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
-        """Check that no option of `DistributedDataParallel` would change results; no model is wrapped in it.
-
-        Raises:
-            UserError: one of the options changes DDP's results.
-            TypeError: DDP has no such option.
-        """
+        """Raise `UserError` if an option of DDP, which does not wrap the model, would change results."""
         inspect.signature(DistributedDataParallel).bind(None, **options)
         for name in ("process_group", "device_mesh", "mixed_precision"):
             if options.get(name) is not None:
