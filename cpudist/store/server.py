@@ -38,6 +38,7 @@ class _Peer(asyncio.Protocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._received = bytearray()
+        self.authenticated = False
         self.nonce = secrets.token_bytes(protocol.NONCE_BYTES)
         self.on_disconnect: list[tuple[bytes, bytes]] = []
         self.waiting: Wait | None = None
@@ -89,7 +90,7 @@ class Server:
             The reports about lost clients that no remaining client has made, in the order of the losses.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        # If file descriptors have run out, asyncio accepts again a second later; its warning would not help users.
+        # If file descriptors have run out, asyncio accepts again a second later. Its warnings would not help users.
         loop.set_exception_handler(lambda *_: None)
         self._values = Values(loop)
         loop.add_reader(owner, ended.set)
@@ -133,7 +134,7 @@ class Server:
         Raises:
             Garbage: the proof is wrong, or a request cannot be read.
         """
-        if peer in self._unauthenticated:
+        if not peer.authenticated:
             if len(received) < protocol.ANSWER_BYTES:
                 return
             nonce = bytes(received[: protocol.NONCE_BYTES])
@@ -142,6 +143,7 @@ class Server:
                 raise protocol.Garbage("a wrong proof")
             del received[: protocol.ANSWER_BYTES]
             del self._unauthenticated[peer]
+            peer.authenticated = True
             peer.deadline.cancel()
             peer.transport.write(protocol.proof(self._token, b"server", nonce, peer.nonce))
         for code, fields in protocol.frames(received):
