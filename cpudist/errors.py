@@ -65,7 +65,6 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The finding and its remedy."""
         return f"{self.about} {self.message}; {self.remedy}"
 
 

@@ -66,7 +66,6 @@ def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether `value` can be saved and loaded by its own methods."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 

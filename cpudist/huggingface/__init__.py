@@ -74,7 +74,6 @@ class Patch:
 
     @property
     def module(self) -> str:
-        """The module that holds the target."""
         return self.target.partition(":")[0]
 
 

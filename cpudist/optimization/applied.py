@@ -39,5 +39,4 @@ def announce(
 
 
 def rank() -> int:
-    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

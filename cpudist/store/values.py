@@ -59,7 +59,6 @@ class Values:
         return total
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Append to a value, which is empty at first."""
         self.set(key, self._values.get(key, b"") + value)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
