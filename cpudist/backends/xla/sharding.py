@@ -53,7 +53,7 @@ class Sharding:
         self.mesh = spmd.Mesh(list(range(count)), tuple(self.sizes.values()), tuple(self.sizes))
         self.mesh_text = mesh.text_of(self.sizes)
         self._show: Callable[[str], object] | None = print if options["show_sharding"] else None
-        self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes) or None
+        self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
         self._placed: Any = WeakIdKeyDictionary()  # parameter that the mesh divides -> its name
         self._mark: Callable[..., Any] = spmd.mark_sharding
         changes.then(partial(spmd.set_global_mesh, spmd.get_global_mesh()))
@@ -90,15 +90,15 @@ class Sharding:
         for name, parameter in model.named_parameters():
             spec = partition.spec_for(name, parameter.shape, self.sizes)
             self._place(name, parameter, spec)
-            if any(partition.names_in(entry) for entry in spec):
+            if any(spec):
                 self._placed[parameter] = name
         # torch.compile cannot trace mark_sharding (2.9).
         place = torch.compiler.disable(self._place_inputs)  # type: ignore[no-untyped-call]
         return model.register_forward_pre_hook(place, with_kwargs=True)
 
     def _place(self, name: str, tensor: Tensor, spec: Spec) -> None:
-        if any(partition.names_in(entry) for entry in spec):
-            self._mark(tensor, self.mesh, spec)
+        if any(spec):
+            self._mark(tensor, self.mesh, tuple(entry or None for entry in spec))
         if self._show:
             # XLA's own notation of the pieces and of their devices.
             sharding = torch_xla._XLAC._get_xla_sharding_spec(tensor) or "{replicated}"
@@ -111,7 +111,7 @@ class Sharding:
         self._show = None if module.training else show  # only the first training batch is shown
 
     def _place_input(self, value: Any, training: bool) -> None:
-        if self._batch is None or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
+        if not self._batch or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
             return
         if value.shape[0] == 1 or (not training and value.shape[0] % partition.parts(self._batch, self.sizes)):
             return  # Every device has a copy: it is one value for all samples, or the last batch of an evaluation.
