@@ -143,12 +143,7 @@ class _Forks:
         """Try all mutants once pytest has imported the tests."""
         if session.testsfailed:
             return None  # pytest reports the errors of the import
-        # Tests that fork ranks always run: they are fast.
-        items = [
-            item
-            for item in session.items
-            if self._jobs or not item.get_closest_marker("job") or hasattr(item.module, "fork_ranks")  # type: ignore[attr-defined]
-        ]
+        items = [item for item in session.items if self._jobs or not item.get_closest_marker("job") or _forks(item)]
         _fork("stats", lambda: _measure(items), 7200)
         measured = json.loads(Path("measured.json").read_text())
         items.sort(key=lambda item: measured[item.nodeid][0])
@@ -158,6 +153,11 @@ class _Forks:
             limit = 30 + 10 * sum(measured[item.nodeid][0] for item in its)
             self.results[name] = _fork(name, lambda: all(map(_passes, its)), limit) if its else "no test"  # noqa: B023
         return True
+
+
+def _forks(item: pytest.Item) -> bool:
+    """Return whether a test forks ranks instead of starting them, which is fast."""
+    return "fork_ranks" in item.function.__code__.co_names  # type: ignore[attr-defined]
 
 
 def _fork(mutant: str, test: Callable[[], bool], seconds: float) -> str:

@@ -18,104 +18,92 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import BIN, mpirun, run, train
+from jobs import BIN, environment
 from ranks import begin, fork_ranks
 
+from cpudist.job import require
 from cpudist.observability import rank_answers
 from cpudist.observability.rank_answers import RankStacks, ask_ranks
 from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer, read_pipe
 from cpudist.waiting import poll
-
-TOP = [str(BIN / "cpudist"), "top", "--once", "--json"]
-SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
-
-
-def stacks(*words: str) -> str:
-    command = [BIN / "cpudist", "stacks", *words]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert shown.returncode == 0, shown.stderr
-    return shown.stdout
-
-
-@pytest.mark.job
-def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
-    over = tmp_path / "over"
-    command = mpirun(4, *train("--backend", "ccl", str(SCRIPT), str(over)))
-    with ThreadPoolExecutor(1) as pool:
-        ending = pool.submit(run, command, 120)
-        try:
-            assert poll(lambda: ending.done() or len(list(tmp_path.glob("there-*"))) == 4, 90)
-            lines, shown = (stacks(*words) for words in ([], ["--full"]))
-            live = subprocess.run(TOP, capture_output=True, text=True, timeout=60, check=True).stdout
-            process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown)
-            assert process, shown
-        finally:
-            over.touch()
-            ending.result()
-    # Other jobs of this user may run on this machine.
-    text = next(job for job in shown.split("job of ") if f"process {process[1]}" in job)
-    ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
-    assert [int(rank.split()[1]) for rank in ranks] == [0, 1, 2, 3], text
-    assert re.search(r"in all_reduce #2 \(4 MB, four_ways\.py:24\) for \d", ranks[0]), ranks[0]
-    assert re.search(r"MainThread.*line 28, in wait_for_the_end.*poll\(over\.exists", ranks[1], re.DOTALL), ranks[1]
-    assert "runs no Python just now" in ranks[2], ranks[2]
-    assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
-    assert re.search(r"is stopped; kill -CONT \d+", ranks[3]), ranks[3]
-    heading, *firsts = text.splitlines()[0], *(rank.splitlines()[0] for rank in ranks)
-    assert heading.endswith(": 4 of 4 ranks are on this host")
-    assert f"job of {heading}\n" in lines
-    assert all(re.sub(r"for [\d.]+ s$", "", first) in lines for first in firsts), (firsts, lines)
-    assert "MainThread" not in lines
-    name = heading.rpartition(": ")[0]
-    found = next(job["ranks"] for job in json.loads(live) if job["job"] == name)
-    assert [row["rank"] for row in found] == [0, 1, 2, 3]
-    assert found[0]["doing"].startswith("in all_reduce #2"), found
-    assert found[1]["memory"] > 1 << 20, found
-    assert found[2]["steps"] is found[3]["steps"] is None, "their threads do not answer"
 
 
 def asked(pid: int) -> list[str]:
     return [one.text for one in ask_ranks() if f"process {pid})" in one.text]
 
 
+def _shown(*words: str) -> str:
+    command = [str(BIN / "cpudist"), *words]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def _show(file: Path) -> None:
+    """Write what the commands show of the job once all its ranks hang, and end the ranks."""
+    name = f"{require().world.hosts[0]}:{require()._context.rendezvous.port}"
+    processes: list[int] = []
+
+    def hang() -> bool:
+        texts = [one.text for one in sorted(ask_ranks()) if one.address.job == name]
+        processes[:] = [int(re.search(r"\(process (\d+)\)", text)[1]) for text in texts]
+        return ["all_reduce #2" in texts[0], *["(process" in text[:20] for text in texts[2:]]] == [True] * 4
+
+    try:
+        poll(hang, 30)
+        unasked = sorted(one.address.rank for one in ask_ranks(processes) if one.address.job == name)
+        full = next(
+            job for job in re.split("^job of ", _shown("stacks", "--full"), flags=re.M) if job.startswith(f"{name}:")
+        )
+        live = next(job for job in json.loads(_shown("top", "--once", "--json")) if job["job"] == name)
+        file.write_text(json.dumps([_shown("stacks"), full, live["ranks"], unasked]))
+    finally:
+        for process in {*processes} - {os.getpid()}:
+            os.kill(process, signal.SIGKILL)
+        os._exit(0)  # its watch would report the others
+
+
 @pytest.mark.job
-def test_ranks_whose_threads_do_not_answer() -> None:
-    """Rank 1 is blocked in C with the interpreter's lock, as is rank 2, without a handler; rank 3 has been stopped."""
+def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
+    """0 waits in a collective, 1 shows, 2 is blocked in C with the interpreter's lock, also 3, and 4 is stopped."""
 
     def script() -> None:
-        rank = int(os.environ["RANK"])
+        rank = begin().world.rank
+        dist.all_reduce(torch.ones(1))
         if rank == 0:
-            expected = ["runs no Python just now\n  its .* first:\n(?s:.*)in script\n", "does not answer\n"]
-            expected += [r"is stopped; kill -CONT \d+ lets it go on\n"]
-            texts: list[str] = []
-
-            def ask() -> bool:
-                texts[:] = [one.text for one in sorted(ask_ranks()) if one.address.job == "silent"]
-                return len(texts) == 3 and all(map(re.search, expected, texts))
-
-            found = poll(ask, 40)
-            processes = [int(re.match(r"rank \d \(process (\d+)\) ", text)[1]) for text in texts]
-            unasked = [one for one in ask_ranks(processes) if one.address.job == "silent"]
-            for process in processes:
-                os.kill(process, signal.SIGKILL)
-            assert found, texts
-            assert unasked == [], "without a signal"
-            return
-        answers = StackServer("silent", rank, 4, "", str)
-        if rank == 2:
-            faulthandler.unregister(SIGNAL)
-        if rank == 3:
+            dist.all_reduce(torch.ones(1 << 20))
+        elif rank == 1:
+            _show(tmp_path / "shown")
+        elif rank == 4:
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif rank == 3:
+            faulthandler.unregister(SIGNAL)
         lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
         lock(mutex)
         lock(mutex)
-        answers.stop()
 
-    asked, *silent = fork_ranks(script, 4)
-    assert asked == (0, "")
-    assert silent == [(-signal.SIGKILL, "")] * 3
+    outputs = fork_ranks(script, 5, seconds=90)
+    assert (tmp_path / "shown").exists(), outputs
+    lines, text, rows, unasked = json.loads((tmp_path / "shown").read_text())
+    heading, *ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)
+    assert heading.endswith(": 5 of 5 ranks are on this host\n")
+    expected = [
+        r"rank 0 .*: in all_reduce #2 \(4 MB, test_stacks\.py:\d+\) for \d",
+        r"rank 1 .*: in test_stacks\.py:\d+, after all_reduce #1 \(4 B\)(?s:.*)  MainThread:\n(?s:.*)in _shown",
+        r"rank 2 .* runs no Python just now\n  its stacks, .*:\n(?s:.*)test_stacks\.py.* in script",
+        r"rank 3 \(process \d+\) does not answer\n",
+        r"rank 4 \(process \d+\) is stopped; kill -CONT \d+ lets it go on\n",
+    ]
+    assert [rank for rank, shown in zip(ranks, expected, strict=True) if not re.match(shown, rank)] == [], text
+    assert [rank for rank in ranks if rank.partition("\n")[0].partition(".py:")[0] not in lines] == []
+    assert "MainThread" not in lines
+    assert unasked == [0, 1], "the others do not answer without a signal"
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[0]["doing"].startswith("in all_reduce #2")
+    assert rows[1]["memory"] > 1 << 20
+    assert [row["steps"] for row in rows] == [0, 0, None, None, None]
 
 
 @pytest.mark.job
