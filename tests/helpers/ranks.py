@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,12 @@ def begin(**options: Any) -> Job:
     return start_job(detect(), JobOptions(backend="gloo", **options))
 
 
-def fork_ranks(script: Callable[[], object], size: int = 2, seconds: float = 60) -> list[tuple[int | None, str]]:
+def fork_ranks(
+    script: Callable[[], object], size: int = 2, seconds: float = 60, variables: Mapping[str, str] | None = None
+) -> list[tuple[int | None, str]]:
     """Run `script` on all ranks of a job without a launcher; return each rank's exit status and its output."""
-    variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    address = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables = {**(variables or {}), **address}
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, str(rank)) for rank in range(size)]
         ranks = [get_context("fork").Process(target=_run, args=(script, path, variables)) for path in outputs]
@@ -37,7 +40,7 @@ def fork_ranks(script: Callable[[], object], size: int = 2, seconds: float = 60)
         return [(rank.exitcode, path.read_text()) for rank, path in zip(ranks, outputs, strict=True)]
 
 
-def _run(script: Callable[[], object], output: Path, variables: dict[str, str]) -> None:
+def _run(script: Callable[[], object], output: Path, variables: Mapping[str, str]) -> None:
     """Run `script` as the interpreter would, without what pytest has changed in it."""
     os.environ.update(variables, RANK=output.name)
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
