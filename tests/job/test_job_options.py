@@ -65,8 +65,11 @@ def test_init_sets_all_options_and_a_second_call_adds_to_them(alone: None) -> No
     cpudist.init(compress="powersgd", async_checkpoint=True)
     assert (running.options.resumes, running.options.async_checkpoint) == (False, True)
     assert running.communication.compression == "powersgd"
-    cpudist.init(compress="none")
+    cpudist.init(compress="none", stall=60)
     assert running.communication.compression == "powersgd", "the first one holds"
+    assert (running.options.stall, running._stall._seconds) == (60, 60)
+    cpudist.init(stall=70)
+    assert running._stall._seconds == 60
 
 
 def test_a_backend_without_the_scheme_refuses_before_it_starts() -> None:

@@ -68,21 +68,18 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     assert f"cpudist: metrics at http://127.0.0.1:{port}/metrics\n" in result.stderr
 
     figures = _figures(page.read_text())
-    assert {rank: figures["cpudist_steps_total", rank] for rank in "01"} == {"0": 60, "1": 60}
+    assert figures["cpudist_steps_total", "0"] == figures["cpudist_steps_total", "1"] == 60
     assert figures["cpudist_waiting_seconds_total", "0"] > 60 * 0.04
-
     (file,) = tmp_path.glob("runs/own-*/cpudist.json")
     assert re.search(rf", 60 steps(; .*)?; record in runs/{file.parent.name}/cpudist.json\n", result.stderr)
     record = json.loads(file.read_text())
-    assert (record["exit"], record["steps"], record["attempts"]) == ("completed", 60, [[0, 60]])
-    assert record["step_seconds"]["median"] > 0.04
+    assert (record["exit"], record["loss"]["first"], len(record["losses"])) == ("completed", 1.0, 60)
     assert record["samples_per_second"] == pytest.approx(2 * 4 / record["step_seconds"]["median"], rel=0.3)
-    assert (record["loss"], len(record["losses"])) == ({"first": 1.0, "last": pytest.approx(1 / 60, rel=1e-4)}, 60)
-    waits, delays = ([row[name] for row in record["waiting"]] for name in ("waits", "delays"))
-    assert waits[0] > 0.5
-    assert delays[0] == 0 < delays[1]
+    (waits, _), (delay, delays) = ([row[name] for row in record["waiting"]] for name in ("waits", "delays"))
+    assert waits > 0.5
+    assert delay == 0 < delays
     assert main(["summary", str(file.parent)]) == 0
-    assert re.search(rf"^1 +\S+ +\d+% +{delays[1]:.0%}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^1 +\S+ +\d+% +{delays:.0%}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def _figures(page: str) -> dict[tuple[str, ...], float]:
