@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
@@ -81,14 +82,12 @@ def main() -> None:
             names = random.Random(options.seed).sample(names, options.sample)
         tests = [_tests_of(name) for name in options.tests or [options.module]]
         print(f"== {options.module}: {len(names)} mutants, {' '.join(tests)}", flush=True)
-        forks = _Forks(names, jobs=options.jobs)
+        report = _Report(mutants)
         try:
-            pytest.main(["-qq", "-p", "no:cacheprovider", *tests], plugins=[forks])
+            pytest.main(["-qq", "-p", "no:cacheprovider", *tests], plugins=[_Forks(names, report.add, options.jobs)])
         finally:
             _end_processes()
-    if len(forks.results) < len(names):
-        sys.exit(2)  # pytest has said why
-    sys.exit(not _report(options.module, forks.results, mutants))
+    sys.exit(not report.end(options.module))
 
 
 def _copy_checkout(folder: Path) -> None:
@@ -130,13 +129,14 @@ def _tests_of(module: str) -> str:
 class _Forks:
     """A plugin of pytest that runs the tests of each mutant in a fork, those that take least first.
 
-    Attributes:
-        results: "killed", "late", "survived" or "no test", by the mutant's name.
+    Args:
+        names: the mutants.
+        tried: is called with the name of each, and with "killed", "late", "survived" or "no test".
+        jobs: whether to run all tests marked `job`, too.
     """
 
-    def __init__(self, names: list[str], *, jobs: bool) -> None:
-        self._names, self._jobs = names, jobs
-        self.results: dict[str, str] = {}
+    def __init__(self, names: list[str], tried: Callable[[str, str], None], jobs: bool) -> None:
+        self._names, self._tried, self._jobs = names, tried, jobs
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -151,7 +151,7 @@ class _Forks:
             function = name.partition("__mutmut_")[0]
             its = [item for item in items if function in measured[item.nodeid][1]]
             limit = 30 + 10 * sum(measured[item.nodeid][0] for item in its)
-            self.results[name] = _fork(name, lambda: all(map(_passes, its)), limit) if its else "no test"  # noqa: B023
+            self._tried(name, _fork(name, lambda: all(map(_passes, its)), limit) if its else "no test")  # noqa: B023
         return True
 
 
@@ -207,21 +207,36 @@ def _end_processes() -> None:
         psutil.wait_procs(children, 5)
 
 
-def _report(module: str, results: dict[str, str], mutants: dict[str, MutatedFile]) -> bool:
-    """Print the surviving mutants; return whether enough were killed."""
-    may_survive, accepted = _SURVIVORS.read_text().splitlines(), 0
-    survivors = [name for name, result in results.items() if result in ("survived", "no test")]
-    for name in survivors:
+class _Report:
+    """Prints each mutant that survives and may not, and the counts at the end."""
+
+    def __init__(self, mutants: dict[str, MutatedFile]) -> None:
+        self._mutants, self._counts = mutants, Counter[str]()
+        self._may_survive = {*_SURVIVORS.read_text().splitlines()}
+        self._file = os.fdopen(os.dup(1), "w", buffering=1)  # pytest captures standard output
+
+    def add(self, name: str, result: str) -> None:
+        """Count a mutant's result."""
+        self._counts[result] += 1
+        if result in ("killed", "late"):
+            return
         function = name.partition("__mutmut_")[0].replace(".x_", ".").replace(".x\u01c1", ".").replace("\u01c1", ".")
-        changed = _diff(mutants[name], name.rpartition(".")[2])
-        if function in may_survive or any(line.removeprefix("+").strip() in may_survive for line in changed):
-            accepted += 1
+        changed = _diff(self._mutants[name], name.rpartition(".")[2])
+        if function in self._may_survive or any(
+            line.removeprefix("+").strip() in self._may_survive for line in changed
+        ):
+            self._counts["accepted"] += 1
         else:
-            print(f"\n{function}{': no test runs it' if results[name] == 'no test' else ''}", *changed, sep="\n")
-    killed, all_ = len(results) - len(survivors), len(results)
-    late = sum(result == "late" for result in results.values())
-    print(f"\n== {module}: {killed} of {all_} killed ({late} by time), {killed / all_:.0%}; {accepted} may survive")
-    return killed + accepted >= _ENOUGH * all_
+            untested = ": no test runs it" if result == "no test" else ""
+            print(f"\n{function}{untested}", *changed, sep="\n", file=self._file)
+
+    def end(self, module: str) -> bool:
+        """Print the counts, also of an interrupted run; return whether enough were killed."""
+        accepted, all_ = self._counts.pop("accepted", 0), self._counts.total()
+        killed, late = self._counts["killed"] + self._counts["late"], self._counts["late"]
+        share = f"{killed} of {all_} killed ({late} by time), {killed / max(all_, 1):.0%}"
+        print(f"\n== {module}: {share}; {accepted} may survive", file=self._file)
+        return killed + accepted >= _ENOUGH * max(all_, 1)
 
 
 def _diff(mutated: MutatedFile, function: str) -> list[str]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import time
 from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import psutil
 import pytest
+import torch
 from jobs import mpirun, run, train
-from observed import Observed
+from observed import ALONE, Observed
 
 from cpudist.cli.main import main
 from cpudist.cli.parser import endpoint
 from cpudist.errors import UserError
 from cpudist.job import job_options
 from cpudist.job.job_options import JobOptions
+from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import RunRecord
 from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.topology.identity import free_port
@@ -127,4 +132,30 @@ def test_what_is_served_until_the_end(capsys: pytest.CaptureFixture[str]) -> Non
     metrics.stop()
     with pytest.raises(URLError):
         scrape()
+    job.changes.undo()
+
+
+def test_figures_of_this_rank() -> None:
+    job = Observed(replace(ALONE, node_rank=1, node_count=2, hosts=("h0", "h1")), restarts=2)
+    job.backend.seconds, job.backend.sent, job.counter.loading = 1.5, 7, 0.25
+    record = RunRecord(job)
+    record.training.times.append((4.0, 1.0))
+    record.training.losses, record.checkpoint = [2.0], "step-1"
+    meter = PaceMeter(job, record)
+    assert (meter.read().step_at, meter.read().step_waited) == (None, None)
+    job.counter.steps = 3
+    before = time.monotonic()
+    meter.step(None)
+    job.backend.seconds = 2.5
+    figures = meter.figures()
+    expected = {"host": "h1", "restarts": 2, "steps": 3, "waited": 2.5, "bytes": 7, "loading": 0.25}
+    expected |= {"threads": torch.get_num_threads(), "step_waited": 1.5, "losses": [2.0], "checkpoint": "step-1"}
+    assert {name: figures[name] for name in expected} == expected
+    assert before <= figures["step_at"] <= figures["at"] <= time.monotonic()
+    assert figures["processor"] == pytest.approx(time.process_time(), abs=0.5)
+    assert figures["memory"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    assert figures["faults"] == pytest.approx(usage.ru_minflt + usage.ru_majflt, rel=0.1)
+    assert figures["run_queue_delay"] is None or 0 <= figures["run_queue_delay"] < time.monotonic()
+    assert (figures["communication_share"], meter.read(at_end=True).communication_share) == (None, 0.25)
     job.changes.undo()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import io
 import json
 import os
 import re
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import BIN, environment
 from ranks import begin, fork_ranks
 
+from cpudist.cli.main import main
 from cpudist.job import require
 from cpudist.observability import rank_answers
 from cpudist.observability.rank_answers import RankStacks, ask_ranks
@@ -37,14 +38,17 @@ def asked(pid: int) -> list[str]:
 
 
 def _shown(*words: str) -> str:
-    command = [str(BIN / "cpudist"), *words]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
+    with redirect_stdout(io.StringIO()) as text:
+        assert main([*words]) == 0
+    return text.getvalue()
 
 
 def _show(file: Path) -> None:
     """Write what the commands show of the job once all its ranks hang, and end the ranks."""
     name = f"{require().world.hosts[0]}:{require()._context.rendezvous.port}"
     processes: list[int] = []
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[variable]  # only rank 0 of a job prints
 
     def hang() -> bool:
         texts = [one.text for one in sorted(ask_ranks()) if one.address.job == name]
