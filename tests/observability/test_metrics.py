@@ -106,6 +106,7 @@ def test_what_is_served_until_the_end(capsys: pytest.CaptureFixture[str]) -> Non
     record = RunRecord(job)
     metrics = Metrics(job, record, "127.0.0.1", 0)
     url = re.fullmatch(r"cpudist: metrics at (http://127.0.0.1:\d+/metrics)\n", capsys.readouterr().err)[1]
+    assert metrics._server.server_address[0] == "127.0.0.1"
     with pytest.raises(UserError, match=r"\(Address already in use\); give another --metrics-port"):
         Metrics(job, record, "127.0.0.1", int(url.split(":")[2].partition("/")[0]))
 

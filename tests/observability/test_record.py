@@ -276,7 +276,7 @@ def test_a_job_ends_though_its_record_cannot_be_written(
     record.write("completed")
     *said, last = capsys.readouterr().err.splitlines()[: 2 if named else 3]
     assert "the run record was not written: " in last if named else "record in" not in last
-    assert all("the run record was not written: " in line for line in said)
+    assert all("the run record was not written: " in line and "; --record names" in line for line in said)
 
 
 def test_a_device_is_written_to_and_not_replaced(record: RunRecord, tmp_path: Path) -> None:
