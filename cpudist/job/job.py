@@ -29,7 +29,7 @@ from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
-from cpudist.topology.identity import INTERFACE_VARIABLES
+from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import announced, check_timeout
 from cpudist.world import name_of
 
@@ -94,7 +94,8 @@ class Job:
         self.communication.follow_ddp(self.changes)
         if options.compress is not None:
             self.communication.set_compression(options.compress, options.written("compress"))
-        self.record.note_network(context.rendezvous.host)
+        host = context.rendezvous.host
+        self.record.network = {"interface": interface_of(host), "address": host}
         self._observe()
         context.on_end = self.finish
         if options.stall is not None:

@@ -81,7 +81,7 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeyp
     monkeypatch.setattr(job.backend, "details", lambda: {"algorithm": "ring"})
     record.compression, record.dtype, record.optimizations = "int8", "bfloat16", ["ipex"]
     record.checkpoint, record.gradient_times = "step-5", {"values": 1}
-    record.note_network("127.0.0.1")
+    record.network = {"interface": "lo", "address": "127.0.0.1"}
     share = {rank: RankStatus(rank, f"h{rank}", pace=replace(PACE, communication_share=rank / 2)) for rank in (0, 1)}
     job.ranks = {**share, 2: RankStatus(2, "h2"), 3: RankStatus(3, "h3", pace=PACE)}
     record.note_waiting()
