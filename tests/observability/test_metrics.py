@@ -20,8 +20,6 @@ from observed import ALONE, Observed
 from cpudist.cli.main import main
 from cpudist.cli.parser import endpoint
 from cpudist.errors import UserError
-from cpudist.job import job_options
-from cpudist.job.job_options import JobOptions
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import RunRecord
 from cpudist.supervision.rank_status import Pace, RankStatus
@@ -54,12 +52,6 @@ def test_an_address_and_a_port() -> None:
     assert endpoint("9400") == ("127.0.0.1", 9400)
     assert endpoint("0.0.0.0:0") == ("0.0.0.0", 0)
     assert endpoint("[::1]:9400") == ("::1", 9400)
-
-
-def test_without_the_library_the_job_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_options, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'cpudist\[metrics\]'"):
-        JobOptions(metrics_port=("127.0.0.1", 9400))
 
 
 @pytest.mark.job

@@ -154,6 +154,7 @@ def test_rank_0_says_what_has_started_and_how_it_has_ended(
     monkeypatch.chdir(tmp_path)
     record = RunRecord(job)
     record.write_to(tmp_path / "record.json")
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "running", "also if the job is killed"
     record.begin()
     job.counter.steps = 30
     monkeypatch.setenv("CPUDIST_EARLIER_SECONDS", "360000")  # of the attempts before this one
