@@ -44,14 +44,11 @@ class RankContext:
     """Connects this rank to the other ranks of its job, and ends it together with them.
 
     Attributes:
-        launcher: the launcher of the job.
         rendezvous: the store that all ranks share, and its address.
         world: this rank's place among the others; its `backend` is empty.
         members: each rank's published description of itself, in rank order.
         timeout: the limit of every collective and every wait in the store, in seconds; see `Job.set_timeout`.
         interactive: whether a rank runs in a notebook or an interactive session.
-        heartbeat: this rank's thread that calls functions once a second.
-        changes: the job's changes in this process; the end of the job undoes them.
         backend: reports the calls that are under way; None until it has started.
         pace: reads this rank's pace; None until the backend has started.
         watch: ends this rank together with the others; None in a notebook and in a job of one process.
@@ -62,7 +59,7 @@ class RankContext:
         unfinished: functions that wait for background work, such as saving, before the job ends.
 
     Args:
-        launcher: the launcher that started the job.
+        launcher, changes: those of the job.
         attempt: a text that is the same on all ranks and different for each job of this process.
         timeout: limit of each step of the start in seconds, and the initial value of `timeout`.
         interface: the network interface of the rendezvous; None: any.

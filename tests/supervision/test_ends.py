@@ -18,7 +18,7 @@ from ranks import begin, fork_ranks
 
 from cpudist.console import end_now
 from cpudist.errors import UserError
-from cpudist.job import fail, require
+from cpudist.job import fail
 from cpudist.lost_ranks import JOB_ID, told
 from cpudist.supervision import watch
 from cpudist.waiting import poll
@@ -50,7 +50,7 @@ def test_a_failure_of_one_rank_ends_all(error: BaseException, status: int, said:
         elif way == "raised":
             raise error
         elif way == "failed":
-            require().fail(error)
+            fail(error)
         else:
             sys.last_value = error  # as IPython and debuggers leave it
 
