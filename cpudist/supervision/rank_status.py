@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -169,15 +169,9 @@ def _ends_of_each_group(calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 def _user_line(innermost: FrameType | None) -> tuple[str, str]:
     """Return line and function of the innermost frame of user code; without user code, of the innermost frame."""
-    frame = next(filter(is_user_code, _outwards(innermost)), innermost)
-    if frame is None:  # the main thread has ended
+    if innermost is None:  # the main thread has ended
         return "", ""
+    frame = next((frame for frame, _ in traceback.walk_stack(innermost) if is_user_code(frame)), innermost)
     file = os.path.basename(frame.f_code.co_filename)
     line = f", line {frame.f_lineno}" if file.startswith("cell ") else f":{frame.f_lineno}"  # of a notebook
     return f"{file}{line}", frame.f_code.co_name
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import after_last_line, option, say
 from cpudist.errors import StartupTimeout
-from cpudist.lost_ranks import LostRank, tell_launch
+from cpudist.lost_ranks import LostRank
 from cpudist.store import Address, Connection, StoreLost
-from cpudist.supervision import rank_texts, reports
+from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, publish, published
+from cpudist.supervision.reports import Explanation
 from cpudist.waiting import LONG_WAIT_SECONDS
 from cpudist.world import name_of
 
@@ -102,17 +103,13 @@ class Watch:
         return first
 
     def explain(self) -> list[str]:
-        """Return sentences about the ranks that keep others waiting, most likely cause last; any thread may call this.
-
-        The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
-        """
+        """Return sentences about the ranks that keep others waiting, most likely cause last; callable in any thread."""
         try:
             with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
-                found = self._explain(connection)
+                found = self._explain(connection).sentences()
         except (StoreLost, StartupTimeout):
             return []
-        tell_launch(found.blamed)
-        return [*found.sentences[1:], *found.sentences[:1]]
+        return [*found[1:], *found[:1]]
 
     def end_job(self, status: int, *, reported: bool) -> NoReturn:
         """End this process once the failure is reported and rank 0 has written the run record.
@@ -197,9 +194,9 @@ class Watch:
             if self.world.rank == 1:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
-    def _explain(self, store: Connection) -> reports.Explanation:
+    def _explain(self, store: Connection) -> Explanation:
         seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat.seconds)
-        return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
+        return Explanation({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
 
     def _unfinished(self, seconds: float) -> str:
         return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
@@ -246,7 +243,7 @@ class Watch:
             return
         self._reported.add(key)
         if store.add(key, 1) == 1:
-            for sentence in self._explain(store).sentences:
+            for sentence in self._explain(store).sentences():
                 say(f"waiting for {call.seconds:.0f} s of {self._timeout():g}: {sentence}")
 
     def _end_with_the_others(self, store: Connection) -> NoReturn:
@@ -260,9 +257,7 @@ class Watch:
                 claim = store.add(CLAIMS, 1)
             if claim == 1 or (not store.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
                 statuses = published(store, self.world.size)
-                lost = _lost_ranks(store)
-                tell_launch([one.rank for one in lost[:1] if one.rank is not None])
-                self._report_and_end(store, rank_texts.explain_lost(lost, statuses, self._hosts))
+                self._report_and_end(store, rank_texts.explain_lost(_lost_ranks(store), statuses, self._hosts))
             self._end(store, _reported_status(store, 1), first=False)
         except StoreLost:
             raise
@@ -273,8 +268,8 @@ class Watch:
     def _end_if_deadlocked(self, store: Connection) -> None:
         """End the job if ranks wait in a collective that a finished rank will not call; the first to finish checks."""
         found = self._explain(store)
-        if found.deadlocked and store.add(CLAIMS, 1) == 1:
-            self._report_and_end(store, found.sentences)
+        if found.deadlocked() and store.add(CLAIMS, 1) == 1:
+            self._report_and_end(store, found.sentences())
 
     def _report_and_end(self, store: Connection, sentences: Sequence[str]) -> NoReturn:
         for sentence in sentences:
