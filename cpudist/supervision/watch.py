@@ -137,23 +137,11 @@ class Watch:
         if self._heartbeat.stopped.is_set():
             return
         self._at_end = True
-        with contextlib.suppress(StoreLost):  # the heartbeat's thread reports the loss and ends this process
-            publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
-            finished = self._store.add(_FINISHED, 1)
-            self._first_at_end = finished == 1
-            if finished == self.world.size:
-                self._store.set({_ALL_FINISHED: b"1"})
-            if self.world.rank == 0:
-                self._store.set({_RANK_0_FINISHED: b"1"})
-                if not self._store.wait_all([_ALL_FINISHED], self._timeout()):
-                    raise RanksMissing(self._unfinished(self._timeout()))
-                self.stop()
-                self._store.set({_MAY_LEAVE: b"1"})
-                self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
-            else:
-                self._wait_for_rank_0()
-                self.stop()
-                self._store.set({_LEFT.format(rank=self.world.rank): b"1"})
+        try:
+            self._finish()
+        except StoreLost:
+            if not self._rank_0_finished:
+                self._end_without_store()
         self.stop()
 
     def stop(self) -> None:
@@ -182,9 +170,28 @@ class Watch:
             if self.world.rank == 0 and self.on_failure is not None:
                 self.on_failure(1)
 
+    def _finish(self) -> None:
+        publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
+        finished = self._store.add(_FINISHED, 1)
+        self._first_at_end = finished == 1
+        if finished == self.world.size:
+            self._store.set({_ALL_FINISHED: b"1"})
+        if self.world.rank == 0:
+            self._store.set({_RANK_0_FINISHED: b"1"})
+            if not self._store.wait_all([_ALL_FINISHED], self._timeout()):
+                raise RanksMissing(self._unfinished(self._timeout()))
+            self.stop()
+            self._store.set({_MAY_LEAVE: b"1"})
+            self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
+        else:
+            self._wait_for_rank_0()
+            self.stop()
+            self._store.set({_LEFT.format(rank=self.world.rank): b"1"})
+
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
             if self._store.wait_all([_MAY_LEAVE], self._timeout()):
+                self._rank_0_finished = True
                 return
             waiting = self._unfinished(number * self._timeout())
             if number == _RANK_0_TIMEOUTS:
@@ -213,6 +220,7 @@ class Watch:
             self._end_if_deadlocked(store)
 
     def _end_without_store(self) -> NoReturn:
+        self._ending.acquire()  # never released, so that only one thread continues
         if self.world.local_rank == 0:
             say(
                 f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "

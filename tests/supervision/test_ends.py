@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -105,6 +106,19 @@ def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_firs
     (first, output), (second, _) = fork_ranks(script)
     assert (first, second) == (-9, -9)
     assert re.fullmatch(rf"cpudist: rank 1 {HERE}; the job is over\n", output), output
+
+
+def test_a_rank_at_its_end_fails_with_the_store() -> None:
+    """As where rank 0's host loses its power."""
+
+    def script() -> None:
+        job = begin()
+        if job.world.rank == 0:
+            assert poll(lambda: 1 in (statuses := job.statuses()) and statuses[1].at_end, 20)
+            for process in (*psutil.Process().children(), psutil.Process()):
+                process.kill()
+
+    assert [status for status, _ in fork_ranks(script)] == [-9, 1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
