@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import socket
+from dataclasses import replace
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 from jobs import mpirun, run, train
@@ -17,6 +19,7 @@ from cpudist.errors import UserError
 from cpudist.job import job_options
 from cpudist.job.job_options import JobOptions
 from cpudist.observability.record import RunRecord
+from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.topology.identity import free_port
 
 # Rank 1 computes longer; rank 0 asks for the figures when both have published them.
@@ -56,7 +59,7 @@ def test_without_the_library_the_job_does_not_start(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.job
 def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = pytest.importorskip("prometheus_client.parser", reason="pip install prometheus-client")
+    pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
     script, page, port = tmp_path / "own.py", tmp_path / "page.txt", str(free_port())
     script.write_text(SCRIPT)
     command = mpirun(2, *train("--backend", "ccl", "--metrics-port", port, str(script), port, str(page)))
@@ -64,20 +67,9 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     assert result.returncode == 0, result.output
     assert f"cpudist: metrics at http://127.0.0.1:{port}/metrics\n" in result.stderr
 
-    families = {family.name: family for family in parser.text_string_to_metric_families(page.read_text())}
-    assert families["cpudist_step_seconds"].samples[0].value > 0.04
-    assert families["cpudist_restarts"].samples[0].value == 0
-    assert families["cpudist_loss"].samples[0].value == pytest.approx(1 / 60)
-    found = {}
-    for name in ("steps", "waiting_seconds", "loading_seconds", "cpu_seconds", "memory_bytes"):
-        samples = families[f"cpudist_{name}"].samples
-        found[name] = {sample.labels["rank"]: sample.value for sample in samples}
-        assert found[name].keys() == {"0", "1"}, samples
-        assert {sample.name for sample in samples} == {f"cpudist_{name}{'' if name == 'memory_bytes' else '_total'}"}
-        assert all(sample.labels["host"] for sample in samples)
-    assert found["steps"] == {"0": 60, "1": 60}
-    assert found["waiting_seconds"]["0"] > 60 * 0.04
-    assert found["memory_bytes"]["0"] > 1 << 20
+    figures = _figures(page.read_text())
+    assert {rank: figures["cpudist_steps_total", rank] for rank in "01"} == {"0": 60, "1": 60}
+    assert figures["cpudist_waiting_seconds_total", "0"] > 60 * 0.04
 
     (file,) = tmp_path.glob("runs/own-*/cpudist.json")
     assert re.search(rf", 60 steps(; .*)?; record in runs/{file.parent.name}/cpudist.json\n", result.stderr)
@@ -93,12 +85,49 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     assert re.search(rf"^1 +\S+ +\d+% +{delays[1]:.0%}$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_port_that_is_taken_is_a_user_error() -> None:
+def _figures(page: str) -> dict[tuple[str, ...], float]:
+    """Return the figures of a page by their name and rank."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return {(one.name, *filter(None, [one.labels.get("rank")])): one.value for one in samples}
+
+
+def test_what_is_served_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
     from cpudist.observability.metrics import Metrics
 
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(UserError, match=r"\(Address already in use\); give another --metrics-port"):
-            Metrics(Observed(), RunRecord(Observed()), *other.getsockname())
+    job = Observed(restarts=3)
+    pace = Pace(60, 9.0, 1.5, 1 << 20, 0.25, 7.5, 1 << 30, 0.1, 0, None, 8)
+    job.ranks = {0: RankStatus(0, "h0", pace=pace), 1: RankStatus(1, "h1", pace=replace(pace, waited=None, bytes=None))}
+    job.ranks[2] = RankStatus(2, "h2")
+    record = RunRecord(job)
+    metrics = Metrics(job, record, "127.0.0.1", 0)
+    url = re.fullmatch(r"cpudist: metrics at (http://127.0.0.1:\d+/metrics)\n", capsys.readouterr().err)[1]
+    with pytest.raises(UserError, match=r"\(Address already in use\); give another --metrics-port"):
+        Metrics(job, record, "127.0.0.1", int(url.split(":")[2].partition("/")[0]))
+
+    def scrape() -> str:
+        with urlopen(url, timeout=9) as page:
+            return page.read().decode()
+
+    assert ("cpudist_loss",) not in _figures(scrape())
+    record.training.times.extend([(9.0, None), (0.5, None)])
+    record.training.losses = [4.0, 2.0]
+    text = scrape()
+    assert _figures(text) == {
+        ("cpudist_restarts_total",): 3,
+        ("cpudist_step_seconds",): 0.5,
+        ("cpudist_loss",): 2.0,
+        **{("cpudist_steps_total", rank): 60 for rank in "01"},
+        ("cpudist_waiting_seconds_total", "0"): 1.5,
+        ("cpudist_communicated_bytes_total", "0"): 1 << 20,
+        **{("cpudist_loading_seconds_total", rank): 0.25 for rank in "01"},
+        **{("cpudist_cpu_seconds_total", rank): 7.5 for rank in "01"},
+        **{("cpudist_memory_bytes", rank): 1 << 30 for rank in "01"},
+    }
+    assert 'cpudist_steps_total{host="h1",rank="1"} 60.0' in text
+    metrics.stop()
+    with pytest.raises(URLError):
+        scrape()
+    job.changes.undo()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,51 +21,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
+from ranks import begin, fork_ranks
 
-from cpudist.observability.rank_answers import ask_ranks
+from cpudist.observability import rank_answers
+from cpudist.observability.rank_answers import RankStacks, ask_ranks
 from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer, read_pipe
 from cpudist.waiting import poll
 
 TOP = [str(BIN / "cpudist"), "top", "--once", "--json"]
 SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
-RANK = """
-import sys
-from cpudist.observability.stack_server import StackServer
-
-answers = StackServer("the-job", 5, 8, "rank 5 on h1", lambda: "in the text")
-print("ready", flush=True)
-sys.stdin.read()
-answers.stop()
-"""
-TAKEN = """
-import socket
-import cpudist
-from cpudist.observability.stack_server import StackAddress
-
-StackAddress.socket_name = lambda self: "\\0cpudist-test-taken-too"
-taken = socket.socket(socket.AF_UNIX)
-taken.bind(StackAddress.socket_name(None))
-cpudist.init("gloo")
-print("started")
-cpudist.shutdown()
-"""
-FORKED = """
-import os, sys
-from cpudist.observability.stack_server import StackServer
-
-answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
-child = os.fork()
-if child == 0:
-    answers.close()
-    files = [open(sys.argv[1], "w") for _ in range(8)]
-    answers.stop()
-    for file in files:
-        file.write("still open")
-        file.flush()
-    os._exit(0)
-answers.stop()
-sys.exit(os.waitpid(child, 0)[1] != 0)
-"""
 
 
 def stacks(*words: str) -> str:
@@ -83,8 +51,6 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
             live = subprocess.run(TOP, capture_output=True, text=True, timeout=60, check=True).stdout
             process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown)
             assert process, shown
-            processes = [int(found) for found in re.findall(r"^rank \d.*\(process (\d+)\)", shown, re.MULTILINE)]
-            answered = ask_ranks(processes)
         finally:
             over.touch()
             ending.result()
@@ -103,7 +69,6 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
     assert all(re.sub(r"for [\d.]+ s$", "", first) in lines for first in firsts), (firsts, lines)
     assert "MainThread" not in lines
     name = heading.rpartition(": ")[0]
-    assert sorted(one.address.rank for one in answered if one.address.job == name) == [0, 1], "without a signal"
     found = next(job["ranks"] for job in json.loads(live) if job["job"] == name)
     assert [row["rank"] for row in found] == [0, 1, 2, 3]
     assert found[0]["doing"].startswith("in all_reduce #2"), found
@@ -116,17 +81,56 @@ def asked(pid: int) -> list[str]:
 
 
 @pytest.mark.job
+def test_ranks_whose_threads_do_not_answer() -> None:
+    """Rank 1 is blocked in C with the interpreter's lock, as is rank 2, without a handler; rank 3 has been stopped."""
+
+    def script() -> None:
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            expected = ["runs no Python just now\n  its .* first:\n(?s:.*)in script\n", "does not answer\n"]
+            expected += [r"is stopped; kill -CONT \d+ lets it go on\n"]
+            texts: list[str] = []
+
+            def ask() -> bool:
+                texts[:] = [one.text for one in sorted(ask_ranks()) if one.address.job == "silent"]
+                return len(texts) == 3 and all(map(re.search, expected, texts))
+
+            found = poll(ask, 40)
+            processes = [int(re.match(r"rank \d \(process (\d+)\) ", text)[1]) for text in texts]
+            unasked = [one for one in ask_ranks(processes) if one.address.job == "silent"]
+            for process in processes:
+                os.kill(process, signal.SIGKILL)
+            assert found, texts
+            assert unasked == [], "without a signal"
+            return
+        answers = StackServer("silent", rank, 4, "", str)
+        if rank == 2:
+            faulthandler.unregister(SIGNAL)
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        lock(mutex)
+        lock(mutex)
+        answers.stop()
+
+    asked, *silent = fork_ranks(script, 4)
+    assert asked == (0, "")
+    assert silent == [(-signal.SIGKILL, "")] * 3
+
+
+@pytest.mark.job
 def test_the_signal_makes_a_rank_write_its_stacks_and_go_on() -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", RANK], text=True, **pipes) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(SIGNAL)
-        lines = [process.stderr.readline() for _ in range(2)]
-        assert lines[0] == f"cpudist: rank 5 on h1 (process {process.pid}): in the text\n"
-        assert "most recent call first" in lines[1]
-        assert process.poll() is None
-        process.communicate("")
-    assert process.returncode == 0
+    def script() -> None:
+        answers = StackServer("signal", 5, 8, "rank 5 on h1", lambda: "in the text")
+        os.kill(os.getpid(), SIGNAL)
+        assert poll(lambda: not select.select([answers._reader], [], [], 0)[0], 10)
+        answers.stop()
+        os.write(2, b"went on")
+
+    ((status, output),) = fork_ranks(script, 1)
+    heading = r"cpudist: rank 5 on h1 \(process \d+\): in the text\n"
+    assert re.fullmatch(rf"{heading}.*\(most recent call first\):(?s:.*) in script\n(?s:.*)went on", output), output
+    assert status == 0
 
 
 @pytest.mark.parametrize("stream", ["closed", None, "replaced"])
@@ -154,6 +158,9 @@ def test_an_answer_has_status_figures_and_stacks(capsys: pytest.CaptureFixture[s
     answers.figures = lambda: {**figures, "memory": "much", "unknown": 1}
     (one,) = (one for one in ask_ranks([os.getpid()]) if one.address.rank == 3)
     answers.show()
+    shown = capsys.readouterr().err
+    rank_answers.main()
+    assert RankStacks.list_of(json.loads(capsys.readouterr().out))
     waits.set()
     answers.stop()
     assert (one.address, one.user) == (StackAddress("again", 3, 8, answers._reader), os.getuid())
@@ -162,7 +169,6 @@ def test_an_answer_has_status_figures_and_stacks(capsys: pytest.CaptureFixture[s
     assert re.match(rf"{re.escape(heading)}  MainThread:\n(?s:.*)test_stacks\.py(?s:.*)\n  other:\n", one.text), (
         one.text
     )
-    shown = capsys.readouterr().err
     assert shown.startswith(f"cpudist: {heading}")
     assert "\n  other:\n" in shown
 
@@ -191,38 +197,56 @@ def test_after_stop_nobody_answers_and_files_are_closed() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_name_that_is_taken_leaves_no_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StackAddress, "socket_name", lambda self: "\0cpudist-test-taken")
-    with socket.socket(socket.AF_UNIX) as taken:
-        taken.bind("\0cpudist-test-taken")
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(OSError, match="Address already in use"):
-            StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
-        assert len(os.listdir("/proc/self/fd")) == before
-
-
 @pytest.mark.job
 def test_a_job_starts_also_where_its_name_is_taken() -> None:
-    done = run([sys.executable, "-c", TAKEN], 60)
-    assert done.stdout == "started\n", done.output
-    assert done.returncode == 0
-    assert re.fullmatch(
-        r"cpudist: warning: cpudist stacks will not find rank 0 on .*: Address already in use\n", done.stderr
-    )
+    def script() -> None:
+        StackAddress.socket_name = lambda self: "\0cpudist-test-taken"
+        with socket.socket(socket.AF_UNIX) as taken:
+            taken.bind("\0cpudist-test-taken")
+            before = len(os.listdir("/proc/self/fd"))
+            with pytest.raises(OSError, match="Address already in use"):
+                StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+            assert len(os.listdir("/proc/self/fd")) == before
+            begin().shutdown()
+
+    ((status, output),) = fork_ranks(script, 1)
+    line = r"cpudist: warning: cpudist stacks will not find rank 0 on .*: Address already in use\n"
+    assert re.fullmatch(line, output), output
+    assert status == 0
 
 
 @pytest.mark.job
 def test_a_forked_child_lets_go_once(tmp_path: Path) -> None:
     """Files that the child opens afterwards may have the same descriptors, and stay open."""
-    done = run([sys.executable, "-c", FORKED, str(tmp_path / "file")], 60)
-    assert done.returncode == 0, done.output
+
+    def script() -> None:
+        answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
+        if (child := os.fork()) == 0:
+            answers.close()
+            files = [(tmp_path / str(number)).open("w") for number in range(8)]
+            answers.stop()
+            for file in files:
+                print("still open", file=file, flush=True)
+            os._exit(0)
+        answers.stop()
+        assert os.waitpid(child, 0)[1] == 0
+
+    assert fork_ranks(script, 1) == [(0, "")]
 
 
-def test_a_failure_to_say_where_does_not_hide_the_stacks() -> None:
-    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: str(1 / 0))
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        (lambda: str(1 / 0), ": its status cannot be read: ZeroDivisionError('division by zero')\n"),
+        (lambda: "\x1b]0;title\x07\x9b2J\u202e", ": �]0;title��2J�\n"),  # which could control a terminal
+        (lambda: "a file \udcff", ": a file ?\n"),
+    ],
+)
+def test_any_status_is_shown_with_the_stacks(status: Callable[[], str], shown: str) -> None:
+    answers = StackServer("again", 0, 1, "rank 0 on h0", status)
     for _ in range(2):
         (text,) = asked(os.getpid())
-        assert "division by zero" in text
+        assert f"rank 0 on h0 (process {os.getpid()}){shown}" in text
         assert "MainThread" in text
     answers.stop()
 
@@ -242,13 +266,6 @@ def test_another_users_process_is_not_believed(monkeypatch: pytest.MonkeyPatch) 
     answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert asked(os.getpid()) == []
-    answers.stop()
-
-
-def test_an_answer_cannot_control_a_terminal() -> None:
-    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "\x1b]0;title\x07\x9b2J\u202e")
-    (text,) = asked(os.getpid())
-    assert "�]0;title��2J�\n" in text
     answers.stop()
 
 
