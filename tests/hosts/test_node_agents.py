@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,45 +14,51 @@ from cpudist.errors import UserError
 from cpudist.hosts import node_agents, remote
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.waiting import poll
+
+# An agent of a host: it reports what the test says, writes down what it is told, and ends when it is told to.
+AGENT = """
+printf "$1"
+while read -r line; do
+  echo "$line" >> "$2"
+  [ "$line" = end ] && break
+done
+printf "$3"
+"""
 
 
-class Agent:
-    """One that answers when it is asked for the third time."""
+@pytest.mark.job
+def test_what_agents_report_and_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = {
+        "h0": "Welcome 2\\nranks 3\\ngone 2\\nwent 0\\nwent 1\\n",
+        "h1": "ranks 0\\n",
+        "h2": "hi\\nranks 2\\ngone 7\\n",
+    }
+    left = {"h0": "left 0\\n", "h1": "left 2\\n"}
+    started: list[list[str]] = []
 
-    started = 0
-    most_at_once = 0
-    may_connect_again = False
+    def command_on(host: Host, words: list[str]) -> list[str]:
+        started.append([host.name, *words[-3:]])
+        return [
+            "sh",
+            "-c",
+            AGENT,
+            "sh",
+            says.get(host.name, "ranks 0\\n"),
+            str(tmp_path / host.name),
+            left.get(host.name, ""),
+        ]
 
-    def __init__(self, host: Host, job: str, rank_variable: str) -> None:
-        self.host, self.is_here = host, host.name == "localhost"
-        self.answered, self.asked = False, 0
-        self.left = 0
-        Agent.started += 1
-
-    def receive(self) -> list[int | None]:
-        self.asked += 1
-        self.answered = self.asked > 2
-        return []
-
-    def keep_alive(self) -> None:
-        pass
-
-
-def test_a_thousand_hosts_are_reached_64_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_agents, "_Agent", Agent)
-    monkeypatch.setattr(Agent, "started", 0)
-    monkeypatch.setattr(Agent, "most_at_once", 0)
-    monkeypatch.setattr(node_agents, "_allow_files", lambda count: None)
-    receive = NodeAgents._receive
-
-    def counting(self: NodeAgents) -> bool:
-        Agent.most_at_once = max(Agent.most_at_once, sum(not agent.answered for agent in self._agents))
-        return receive(self)
-
-    monkeypatch.setattr(NodeAgents, "_receive", counting)
-    NodeAgents([Host(f"n{number}") for number in range(1000)], "job", "RANK")
-    assert Agent.started == 1001, "this host has one, too"
-    assert Agent.most_at_once == remote.AT_ONCE == 64
+    monkeypatch.setattr(node_agents, "command_on", command_on)
+    hosts = [Host(name) for name in says]
+    agents = NodeAgents(hosts, "job", "RANK")
+    assert started == [*([name, "job", "RANK", "8.0"] for name in says), ["localhost", "job", "RANK", "0"]]
+    assert poll(lambda: agents.tick() or len(agents.first_ended) == 2, 20)
+    assert agents.first_ended == {"h0": 2, "h2": 7}
+    assert (agents.had_ranks, agents.without_ranks, agents.ranks_ended, agents.lost) == (True, [hosts[1]], False, [])
+    assert agents.signal_ranks(15)
+    assert agents.end() == [hosts[1], hosts[2], Host("localhost")], "one has processes left, two say nothing"
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"signal 15\nend\n"}
 
 
 def test_a_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from cpudist.processes import Process, read
 from cpudist.supervision import abort
 from cpudist.supervision.abort import _left_by_launcher
+from cpudist.waiting import poll
 
 RANK = 100
 
@@ -75,3 +80,25 @@ def test_only_what_was_meant_and_does_not_end_by_itself_is_killed() -> None:
             assert done.stderr == b""
             assert (victim.wait(10), ends.wait(10), other.poll()) == (-9, 0, None)
         other.kill()
+
+
+# A rank that aborts below a launcher that does not end by itself, beside another rank.
+RANK_ABORTS = """
+from cpudist.rendezvous import mpi
+from cpudist.supervision import abort
+mpi.initialise(60, None)
+abort.LAUNCHER_SECONDS = 1
+print("the reason", flush=True)
+abort.abort(3)
+"""
+
+
+@pytest.mark.job
+def test_a_rank_that_aborts_ends_its_launcher_and_the_other_ranks(tmp_path: Path) -> None:
+    launcher, rank = tmp_path / "mpiexec.hydra", shlex.join([sys.executable, "-c", RANK_ABORTS])
+    launcher.write_text(f"sleep 300 & echo $!; {rank}; echo $?; exec sleep 300")
+    with subprocess.Popen(["sh", str(launcher)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        other = psutil.Process(int(job.stdout.readline()))
+        assert job.communicate(timeout=60) == ("the reason\n3\n", "")
+        assert job.returncode == -15
+        assert poll(lambda: not other.is_running(), 10)
