@@ -16,49 +16,47 @@ from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.waiting import poll
 
-# An agent of a host: it reports what the test says, writes down what it is told, and ends when it is told to.
+# An agent: it reports what the test says, writes down what it is told, and reports again when it is told to end.
 AGENT = """
-printf "$1"
-while read -r line; do
-  echo "$line" >> "$2"
-  [ "$line" = end ] && break
-done
-printf "$3"
+: > "$1"
+echo "$2" | tr ";" "\\n"
+while read -r line && echo "$line" >> "$1" && [ "$line" != end ]; do :; done
+echo "$3"
 """
+SAYS = {
+    "h0": ("Welcome 2;ranks 4;gone 2;went 0;went 1", "left 0"),
+    "h1": ("ranks 0", "left 2"),
+    "h2": ("hi;ranks 1;gone 7", ""),
+    "localhost": ("ranks 0", "left 0"),
+    "silent": ("Welcome 2", ""),
+}
 
 
 @pytest.mark.job
 def test_what_agents_report_and_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    says = {
-        "h0": "Welcome 2\\nranks 3\\ngone 2\\nwent 0\\nwent 1\\n",
-        "h1": "ranks 0\\n",
-        "h2": "hi\\nranks 2\\ngone 7\\n",
-    }
-    left = {"h0": "left 0\\n", "h1": "left 2\\n"}
     started: list[list[str]] = []
 
     def command_on(host: Host, words: list[str]) -> list[str]:
+        assert len([*tmp_path.iterdir()]) == len(started), "each begins when the one before has answered"
         started.append([host.name, *words[-3:]])
-        return [
-            "sh",
-            "-c",
-            AGENT,
-            "sh",
-            says.get(host.name, "ranks 0\\n"),
-            str(tmp_path / host.name),
-            left.get(host.name, ""),
-        ]
+        return ["sh", "-c", AGENT, "sh", str(tmp_path / host.name), *SAYS[host.name]]
 
     monkeypatch.setattr(node_agents, "command_on", command_on)
-    hosts = [Host(name) for name in says]
+    monkeypatch.setattr(node_agents, "AT_ONCE", 1)
+    _, h1, h2 = hosts = [Host(name) for name in ("h0", "h1", "h2")]
     agents = NodeAgents(hosts, "job", "RANK")
-    assert started == [*([name, "job", "RANK", "8.0"] for name in says), ["localhost", "job", "RANK", "0"]]
+    assert started == [*([host.name, "job", "RANK", "8.0"] for host in hosts), ["localhost", "job", "RANK", "0"]]
     assert poll(lambda: agents.tick() or len(agents.first_ended) == 2, 20)
     assert agents.first_ended == {"h0": 2, "h2": 7}
-    assert (agents.had_ranks, agents.without_ranks, agents.ranks_ended, agents.lost) == (True, [hosts[1]], False, [])
+    assert (agents.had_ranks, agents.without_ranks, agents.ranks_ended, agents.lost) == (True, [h1], False, [])
     assert agents.signal_ranks(15)
-    assert agents.end() == [hosts[1], hosts[2], Host("localhost")], "one has processes left, two say nothing"
+    assert agents.end() == [h1, h2], "one has processes left, and one does not say"
     assert {path.read_text() for path in tmp_path.iterdir()} == {"signal 15\nend\n"}
+
+    monkeypatch.setattr(node_agents, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(node_agents, "_END_SECONDS", 1.0)
+    with pytest.raises(UserError, match=r"^hostfile: on silent the agent .* does not start; try: ssh silent true$"):
+        NodeAgents([Host("silent")], "job", "RANK")
 
 
 def test_a_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,13 +143,18 @@ def test_a_collective_that_a_rank_never_calls() -> None:
         job = begin()
         dist.all_reduce(torch.ones(1))  # connects them
         job.set_timeout(6)
-        time.sleep(30) if job.world.rank == 1 else dist.all_reduce(torch.ones(1))
+        if job.world.rank == 1:
+            time.sleep(30)
+        dist.all_reduce(torch.ones(1)) if job.world.rank == 0 else time.sleep(30)
 
-    (first, output), (second, nothing) = fork_ranks(script)
-    assert (first, second, nothing) == (1, 1, "")
-    cause = r"rank 1 \(\S+\) never reached all_reduce #\d+ \(4 B, test_ends\.py:\d+\); it was last in test_ends\.py:\d+"
-    assert len(re.findall(rf"^cpudist: waiting for [2-5] s of 6: {cause}$", output, re.MULTILINE)) == 1, output
-    assert re.search(rf"\ncpudist: {cause}; ending the job\n$", output), output
+    (first, output), *others = fork_ranks(script, 3)
+    assert [first, *others] == [1, (1, ""), (1, "")]
+    line = r"test_ends\.py:\d+"
+    missing = rf"rank {{}} \(\S+\) never reached all_reduce #\d+ \(4 B, {line}\); it was last in {line}"
+    causes = [missing.format(rank) for rank in (1, 2)]
+    for cause in causes:
+        assert len(re.findall(rf"^cpudist: waiting for [2-5] s of 6: {cause}$", output, re.MULTILINE)) == 1, output
+    assert re.search(rf"\ncpudist: {causes[1]}\ncpudist: {causes[0]}; ending the job\n$", output), output
 
 
 def test_waits_of_seconds_in_one_line_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:

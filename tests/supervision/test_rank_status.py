@@ -23,6 +23,8 @@ def test_the_line_is_the_users_and_not_the_librarys() -> None:
     json.loads("{}", object_hook=lambda _: found.append(status_of(WORLD, None)))
     with ThreadPoolExecutor(1) as pool:
         found.append(pool.submit(status_of, WORLD, None).result())
+    exec(compile("add(status_of(WORLD, None))", "cell 3", "exec"), {**globals(), "add": found.append})
+    assert found.pop().line == "cell 3, line 1"
     this = test_the_line_is_the_users_and_not_the_librarys.__code__
     line = f"test_rank_status.py:{this.co_firstlineno + 3}"
     assert found[0] == RankStatus(3, "h1", line, "<lambda>")

@@ -46,7 +46,7 @@ class Ranks:
         self.collectives = [0] * size
         self.store: Any = Signs()
         self.stalls = []
-        counter = StepCounter(changes)
+        self.counter = counter = StepCounter(changes)
         for rank in range(size):
             world = World(rank, size, rank, size, 0, 1, "test", hosts=("h0",))
             progress: Callable[[], object] = lambda rank=rank: self.collectives[rank]  # noqa: E731
@@ -97,6 +97,8 @@ def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
             job.collectives[1] += 1
         assert job.beat() == [False, False]
     assert not any(job.beat(SECONDS - 1))
+    assert (job.counter.steps, job.counter.batches) == (1 + 6 * (sign == "step"), 6 * (sign == "batch"))
+    assert (job.counter.loading > 0) == (sign == "batch")
     assert all(job.beat(2)), "both of them notice, within a beat"
 
 
