@@ -24,7 +24,7 @@ while read -r line && echo "$line" >> "$1" && [ "$line" != end ]; do :; done
 echo "$3"
 """
 SAYS = {
-    "h0": ("Welcome 2;ranks 4;gone 2;went 0;went 1", "left 0"),
+    "h0": ("Welcome 2;ranks 3;gone 2;went 0;went 1", "left 0"),
     "h1": ("ranks 0", "left 2"),
     "h2": ("hi;ranks 1;gone 7", ""),
     "localhost": ("ranks 0", "left 0"),
@@ -46,10 +46,10 @@ def test_what_agents_report_and_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     _, h1, h2 = hosts = [Host(name) for name in ("h0", "h1", "h2")]
     agents = NodeAgents(hosts, "job", "RANK")
     assert started == [*([host.name, "job", "RANK", "8.0"] for host in hosts), ["localhost", "job", "RANK", "0"]]
-    assert poll(lambda: agents.tick() or len(agents.first_ended) == 2, 20)
+    assert poll(lambda: agents.tick() or agents.ranks_ended, 20)
     assert agents.first_ended == {"h0": 2, "h2": 7}
-    assert (agents.had_ranks, agents.without_ranks, agents.ranks_ended, agents.lost) == (True, [h1], False, [])
-    assert agents.signal_ranks(15)
+    assert (agents.had_ranks, agents.without_ranks, agents.lost) == (True, [h1], [])
+    assert not agents.signal_ranks(15)
     assert agents.end() == [h1, h2], "one has processes left, and one does not say"
     assert {path.read_text() for path in tmp_path.iterdir()} == {"signal 15\nend\n"}
 
