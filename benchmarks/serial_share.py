@@ -9,8 +9,8 @@ serial + divided / N, where memory is not the limit. LD_PRELOAD=libtcmalloc_mini
 that cpudist-train preloads.
 
 Each model is measured as PyTorch trains it, with the fused AdamW and clipped gradients (Trainer's default), and after
-`cpudist.optimize`, in float32 and in bfloat16 (PyTorch's by autocast), in turns. Below, the operators with more than 1 %
-of the divided time on one thread.
+`cpudist.optimize`, in float32 and in bfloat16 (PyTorch's by autocast), in turns. Below, the operators with more than
+1 % of the divided time on one thread.
 """
 
 from __future__ import annotations
