@@ -12,11 +12,11 @@ measure() {
 }
 
 lscpu | grep -E 'Model name|^CPU\(s\)|Thread|NUMA node\(s\)|L3'
-limit=30
+limit=20
 for ranks in $(printf '%s\n' 2 $((cores / 4)) "$cores" | awk '$1 > 1 && !seen[$1]++'); do
     measure mpirun -n "$ranks" cpudist bench collectives --quick
 done
-limit=35
+limit=50
 for ranks in $(printf '%s\n' 2 $((cores / 4)) | awk '$1 > 1 && !seen[$1]++'); do
     measure mpirun -n "$ranks" python benchmarks/ddp_step.py --shape 4 128 --quick
 done
