@@ -50,7 +50,7 @@ class RankContext:
         members: each rank's published description of itself, in rank order.
         timeout: the limit of every collective and every wait in the store, in seconds; see `Job.set_timeout`.
         interactive: whether a rank runs in a notebook or an interactive session.
-        heartbeat: this rank's thread that calls functions once a second.
+        heartbeat: this rank's thread that calls functions at regular intervals.
         changes: the job's changes in this process; the end of the job undoes them.
         backend: reports the calls that are under way; None until it has started.
         pace: reads this rank's pace; None until the backend has started.

@@ -1,6 +1,6 @@
 """Background thread of each rank: it calls functions while the script computes or waits.
 
-Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
+At each heartbeat the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
 `--checkpoint-on-signal` polls for a signal (training/interruption.py), and observers are called. The thread learns of
 failures at once.
 """
@@ -20,7 +20,7 @@ _JOIN_SECONDS = 10.0  # Longest wait for the thread, which may be in a request t
 
 
 class Heartbeat:
-    """Calls functions once a second, from the first `add` until `stop`.
+    """Calls functions every `seconds`, from the first `add` until `stop`.
 
     The functions get the thread's own connection to the job's store; None in a job of one process and after the store
     is lost. If a function raises, the thread reports its first exception and still calls all functions.
