@@ -3,8 +3,8 @@
 Rank 0 compares the paces that all ranks publish. Since ranks step together, a slow rank is the one that waits least for
 communication. Its excess is the extra wait of the others divided by the step time without it: 5 if it is six times as
 slow, negative if it waits longer than they do. The test is sequential, so that a larger excess takes fewer steps (Page,
-"Continuous inspection schemes", 1954): a rank's score grows by excess / (2 * noise) - ln 2 in each observation, falls to
-0 at most, and is reported at `_LIMIT`.
+"Continuous inspection schemes", 1954): a rank's score grows by excess / (2 * noise) - ln 2 in each observation, does
+not fall below 0, and is reported at `_LIMIT`.
 
 False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, and independent
 between observations, the mean of exp(growth) is at most 1, and a rank is reported less than once in e**_LIMIT
