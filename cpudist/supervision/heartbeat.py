@@ -16,6 +16,7 @@ from cpudist.supervision.rank_status import beat_seconds
 
 Beat = Callable[[Connection | None], None]
 
+_MISSED = 4  # After so many missed heartbeats, and as many seconds, a rank does not answer.
 _JOIN_SECONDS = 10.0  # Longest wait for the thread, which may be in a request to the store.
 
 
@@ -32,11 +33,13 @@ class Heartbeat:
 
     Attributes:
         seconds: the time between two calls.
+        answer_seconds: a rank whose last status is older does not answer.
         stopped: set by `stop`.
     """
 
     def __init__(self, ranks: int, address: Address | None, timeout: float) -> None:
         self.seconds = beat_seconds(ranks)
+        self.answer_seconds = _MISSED * max(1.0, self.seconds)
         self.stopped = threading.Event()
         self._beats: list[Beat] = []
         self._reported: set[Beat] = set()  # functions that have raised

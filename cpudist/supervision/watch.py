@@ -40,7 +40,6 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # set once this rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_MISSED_HEARTBEATS = 4  # After so many missed heartbeats, and as many seconds, a rank is reported as not answering.
 _FOLLOW_SECONDS = 1.0  # Other ranks end this much later than the failed one: launchers report the first that ends.
 _RANK_0_TIMEOUTS = 10  # The other ranks wait so many timeouts for rank 0, which may still save or upload a model.
 GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
@@ -198,7 +197,7 @@ class Watch:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
     def _explain(self, store: Connection) -> reports.Explanation:
-        seen = published(store, self.world.size, _MISSED_HEARTBEATS * max(1.0, self._heartbeat.seconds))
+        seen = published(store, self.world.size, self._heartbeat.answer_seconds)
         return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
 
     def _unfinished(self, seconds: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,8 +16,11 @@ import torch
 import torch.distributed as dist
 from ranks import begin, fork_ranks
 
+from cpudist import waiting
+from cpudist.backends.gloo import GlooBackend
 from cpudist.job import current, require
 from cpudist.waiting import poll
+from cpudist.world import World
 
 pytestmark = pytest.mark.job
 
@@ -43,6 +48,28 @@ def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
 
     ranks = fork_ranks(script)
     assert ranks == [(0, ""), (0, "")], "\n".join(output for _, output in ranks)
+
+
+def test_a_rank_that_stops_while_the_backend_connects_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rank that waits, which then lets it go on."""
+    start, stopped = GlooBackend.start, tmp_path / "stopped"
+
+    def stop_and_start(backend: GlooBackend, world: World, store: dist.Store, timeout: float) -> None:
+        if world.rank == 1:
+            stopped.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        start(backend, world, store, timeout)
+
+    def say_and_continue(text: str) -> None:
+        print(text)
+        os.kill(int(stopped.read_text()), signal.SIGCONT)
+
+    monkeypatch.setattr(GlooBackend, "start", stop_and_start)
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 6.0)
+    monkeypatch.setattr(waiting, "say", say_and_continue)
+    (status, output), other = fork_ranks(lambda: begin(timeout=50).shutdown())
+    assert (status, other) == (0, (0, "")), output
+    assert re.match(r"gloo is connecting .* rank 1 \(\S+, last in \S+\): no answer", output), output
 
 
 @pytest.mark.parametrize("late", [0, 1])
