@@ -25,13 +25,13 @@ from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.unsynchronized import UnsynchronizedRanks
+from cpudist.rendezvous import all_gather, awaited
 from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import announced, check_timeout
-from cpudist.world import name_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -211,6 +211,8 @@ class Job:
 
     def restart_backend(self, store: Store) -> None:
         """Start the backend again after `destroy_process_group`, with a `store` whose keys are unused."""
+        what = f"starting {self.backend.name} again"
+        all_gather(store, self.world.rank, self.world.size, "again", "", self.timeout, what)
         _start(self.backend, self.world, store, self.timeout)
 
 
@@ -309,7 +311,7 @@ def _forget() -> None:
 def _start(backend: Backend, world: World, store: Store, timeout: float) -> None:
     def line() -> str:
         first = store.add("connecting/late", 1) == 1
-        return f"{name_of(world)} is connecting to the other ranks by {backend.name}" if first else ""
+        return f"{backend.name} is connecting all ranks: waiting for {awaited()}" if first else ""
 
     hook = sys.excepthook
     try:

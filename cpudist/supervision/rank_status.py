@@ -124,8 +124,8 @@ def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *
 
 
 def beat_seconds(ranks: int) -> float:
-    """Return the interval in seconds, at least 1, at which each of `ranks` ranks may send a request to the store."""
-    return max(1.0, ranks / _REQUESTS_PER_SECOND)
+    """Return the interval in seconds at which each rank may ask the store: 0.25 up to 16 ranks, 1 from 64 to 500."""
+    return max(0.25, min(1.0, ranks / 64), ranks / _REQUESTS_PER_SECOND)
 
 
 def publish(store: Connection, status: RankStatus) -> None:

@@ -1,7 +1,7 @@
 """Watch the other ranks of a running job, and end this rank with them.
 
-Every rank publishes its status in the job's store once a second, and learns of failures and losses from the store at
-once (heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
+Every rank publishes its status in the job's store at each heartbeat, and learns of failures and losses from it at once
+(heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
 a torchrun job, and on both sides of a link that is down.
 """
 
@@ -41,7 +41,6 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # set once this rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_MISSED_HEARTBEATS = 4  # After so many missed heartbeats a rank is reported as not answering.
 _FOLLOW_SECONDS = 1.0  # Other ranks end this much later than the failed one: launchers report the first that ends.
 _RANK_0_TIMEOUTS = 10  # The other ranks wait so many timeouts for rank 0, which may still save or upload a model.
 GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
@@ -202,7 +201,7 @@ class Watch:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
     def _explain(self, store: Connection) -> Explanation:
-        seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat.seconds)
+        seen = published(store, self.world.size, self._heartbeat.answer_seconds)
         return Explanation({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
 
     def _unfinished(self, seconds: float) -> str:

@@ -6,11 +6,11 @@ import atexit
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from cpudist import waiting
 from cpudist.backends.gloo import GlooBackend
 from cpudist.job import current, require
 from cpudist.waiting import poll
+from cpudist.world import World
 
 pytestmark = pytest.mark.job
 
@@ -72,19 +73,6 @@ def _contradicted() -> None:
     begin().shutdown()
 
 
-def _late() -> None:
-    """Rank 1 is late for the backend."""
-    waiting.LONG_WAIT_SECONDS = 0.3
-    start = GlooBackend.start
-
-    def late(*arguments: Any) -> None:
-        time.sleep(int(os.environ["RANK"]))
-        start(*arguments)
-
-    GlooBackend.start = late
-    begin().shutdown()
-
-
 def _interactive() -> None:
     """Rank 1 runs in an interactive session, so an exception does not end it."""
     if os.environ["RANK"] == "1":
@@ -98,7 +86,6 @@ def _interactive() -> None:
     ("script", "said"),
     [
         (_contradicted, [r"warning: cpudist was not tested with torch 2\.99\.0, only up to 2\.\d+"]),
-        (_late, [r"rank [01] on \S+ is connecting to the other ranks by gloo, for at most 300 s"]),
         (_interactive, ["warning: stall has no effect in a notebook or an interactive session"] * 2),
     ],
 )
@@ -108,6 +95,28 @@ def test_what_the_start_reports_once(script: Callable[[], None], said: list[str]
     assert (first, second) == (0, 0), lines
     assert len(lines) == len(said), lines
     assert all(re.fullmatch(f"cpudist: {line}", shown) for line, shown in zip(said, lines, strict=True)), lines
+
+
+def test_a_rank_that_stops_while_the_backend_connects_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rank that waits, which then lets it go on."""
+    start, stopped = GlooBackend.start, tmp_path / "stopped"
+
+    def stop_and_start(backend: GlooBackend, world: World, store: dist.Store, timeout: float) -> None:
+        if world.rank == 1:
+            stopped.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        start(backend, world, store, timeout)
+
+    def say_and_continue(text: str) -> None:
+        print(text)
+        os.kill(int(stopped.read_text()), signal.SIGCONT)
+
+    monkeypatch.setattr(GlooBackend, "start", stop_and_start)
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 6.0)
+    monkeypatch.setattr(waiting, "say", say_and_continue)
+    (status, output), other = fork_ranks(lambda: begin(timeout=50).shutdown())
+    assert (status, other) == (0, (0, "")), output
+    assert re.match(r"gloo is connecting .* rank 1 \(\S+, last in \S+\): no answer", output), output
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -107,6 +107,18 @@ def test_a_name_that_the_name_server_should_have_is_not_awaited(
     assert seconds <= clock.now - begin <= seconds + 1
 
 
+@pytest.mark.parametrize(
+    ("silent", "members", "names"),
+    [([1], (), "rank 1 (h1, last in train.py:9)"), ([1, 2], (0, 2), "rank 2"), ([1], (0, 2), "the other ranks")],
+)
+def test_a_wait_of_ranks_that_have_come_names_who_does_not_answer(
+    silent: list[int], members: tuple[int, ...], names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "whereabouts", lambda: {1: "h1, last in train.py:9"})
+    monkeypatch.setattr(gather, "silent", lambda: silent)
+    assert re.split("[:,] (?:no|which)", gather.awaited(members))[0] == names
+
+
 def test_of_many_missing_ranks_the_first_are_named(server: TCPStore, clock: Clock) -> None:
     with pytest.raises(StartupTimeout, match=r"ranks 1, .*, 20, … of 22"):
         all_gather(server, 0, 22, "k", "value", 0.1)

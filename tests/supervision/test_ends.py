@@ -19,8 +19,7 @@ from ranks import begin, fork_ranks
 
 from cpudist.console import end_now
 from cpudist.errors import UserError
-from cpudist.job import fail, require
-from cpudist.lost_ranks import JOB_ID, told
+from cpudist.job import fail
 from cpudist.supervision import watch
 from cpudist.waiting import poll
 

@@ -18,12 +18,14 @@ from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.supervision import stall
 from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.rank_status import beat_seconds
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.waiting import poll
 from cpudist.world import World
 
-SECONDS = 3  # and as many beats
+BEATS = 3
+SECONDS = BEATS * beat_seconds(2)
 
 _ENDS = r"no step, collective or batch for \S+ s on any rank \(the limit is 2 s\)"
 
@@ -80,7 +82,7 @@ def test_nothing_counts_before_the_first_step(ranks: Callable[[int], Ranks]) -> 
     job.collectives[0] += 1
     assert job.beat(100) == [False, False], "data are still prepared"
     _step()
-    assert job.beat(SECONDS + 2) == [True, True]
+    assert job.beat(BEATS + 2) == [True, True]
 
 
 @pytest.mark.parametrize("sign", ["step", "batch", "collective of another rank"])
@@ -88,7 +90,7 @@ def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
     job = ranks(2)
     _step()
     batches = iter(torch.utils.data.DataLoader(range(100)))  # type: ignore[arg-type]
-    for _ in range(2 * SECONDS):
+    for _ in range(2 * BEATS):
         if sign == "step":
             _step()
         elif sign == "batch":
@@ -96,7 +98,7 @@ def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
         else:
             job.collectives[1] += 1
         assert job.beat() == [False, False]
-    assert not any(job.beat(SECONDS - 1))
+    assert not any(job.beat(BEATS - 1))
     assert (job.counter.steps, job.counter.batches) == (1 + 6 * (sign == "step"), 6 * (sign == "batch"))
     assert (job.counter.loading > 0) == (sign == "batch")
     assert all(job.beat(2)), "both of them notice, within a beat"
@@ -106,7 +108,7 @@ def test_where_the_store_is_lost_a_rank_counts_its_own(ranks: Callable[[int], Ra
     job = ranks(2)
     _step()
     job.beat()
-    assert [job.stalls[0].has_stalled(None) for _ in range(SECONDS)] == [False] * (SECONDS - 1) + [True]
+    assert [job.stalls[0].has_stalled(None) for _ in range(BEATS)] == [False] * (BEATS - 1) + [True]
 
 
 @pytest.mark.parametrize("where", ["progress", "show"])
