@@ -63,11 +63,6 @@ def test_a_node_with_too_few_ranks_is_an_error() -> None:
         assign_nodes([RankInfo("a", "h", Placement(rank, 3, rank, 3)) for rank in range(2)], "mpich")
 
 
-def test_a_member_survives_its_journey() -> None:
-    member = RankInfo("id", "h0", Placement(1, 4, 1, 2), cpus=(0, 2), threads=2)
-    assert RankInfo.from_json(member.to_json()) == member
-
-
 def test_repr() -> None:
     world = World(1, 4, 1, 2, 0, 2, launcher="intel-mpi", backend="ccl", hosts=("h0", "h1"))
     expected = "World(rank=1(4), local_rank=1(2), node=0(2), backend='ccl', launcher='intel-mpi')"
