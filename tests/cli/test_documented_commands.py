@@ -77,10 +77,6 @@ def test_the_parser_takes_it(words: tuple[str, ...]) -> None:
     assert _refusal(list(words)) is None
 
 
-def test_a_wrong_option_is_found() -> None:
-    assert "--no-such" in str(_refusal(["cpudist", "launch", "--nproc", "2", "--", "--no-such", "train.py"]))
-
-
 def _refusal(words: list[str]) -> UserError | None:
     """Return the parser's error, but not for prose that names `cpudist bench`, or an option without its value."""
     try:

@@ -47,6 +47,8 @@ cpudist top --hostfile none | none
 cpudist docs fast-networks | fast-networks
 cpudist summary nowhere | No such file
 cpudist summary cut.json | cut.json
+cpudist summary list.json | list.json
+cpudist summary empty | empty
 cpudist forecast | required
 cpudist forecast out | cpudist test
 cpudist forecast out --hosts 0 | '0'
