@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -88,6 +89,17 @@ def alone() -> Iterator[None]:
     cpudist.init("gloo")
     yield
     cpudist.shutdown()
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A server of a job's store, in a thread."""
+    from serving import Serving
+
+    serving = Serving()
+    yield serving
+    serving.lose_owner()
+    assert serving.ended(), "it waits a few seconds for clients that stay"
 
 
 @pytest.fixture

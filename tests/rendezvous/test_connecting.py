@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +18,6 @@ from cpudist.rendezvous import Rendezvous, connect, connecting, mpi
 from cpudist.topology.identity import addresses
 
 INTEL = SimpleNamespace(size=2, rank=1)
-
-
-@pytest.fixture
-def server() -> Iterator[Serving]:
-    serving = Serving()
-    yield serving
-    serving.lose_owner()
-    assert serving.ended()
 
 
 def test_jobs_and_attempts_in_one_store_do_not_meet(server: Serving) -> None:

@@ -102,19 +102,6 @@ def test_all_addresses_have_one_port(addresses: list[str]) -> None:
         one.close()
 
 
-@pytest.fixture
-def server() -> Iterator[StoreProcess]:
-    process = StoreProcess(["127.0.0.1"], 0, TOKEN, keepalive_timeout=5)
-    yield process
-    process.close()
-
-
-@pytest.mark.job
-def test_a_port_that_is_taken_is_a_users_error(server: StoreProcess) -> None:
-    with pytest.raises(UserError, match="Address already in use"):
-        StoreProcess(["127.0.0.1"], server.port, TOKEN, 5)
-
-
 @pytest.mark.job
 def test_a_server_that_does_not_start_is_a_users_error_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,18 +118,17 @@ def test_a_server_that_does_not_start_is_a_users_error_and_killed(
 
 
 @pytest.mark.job
-def test_the_process_ends_with_its_owner(server: StoreProcess) -> None:
+def test_the_process_ends_with_its_owner_and_others_cannot_have_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules in the working folder are not taken for Python's."""
+    (tmp_path / "selectors.py").write_text("raise SystemExit('somebody else')")
+    monkeypatch.chdir(tmp_path)
+    server = StoreProcess(["127.0.0.1"], 0, TOKEN, 5)
+    with pytest.raises(UserError, match="Address already in use"):
+        StoreProcess(["127.0.0.1"], server.port, TOKEN, 5)
     client = Connection(Address(("127.0.0.1",), server.port, TOKEN, 5), 5)
     assert client.count() == 0
     client.interrupt()
     server.close()
     assert server._process.poll() == 0
-
-
-@pytest.mark.job
-def test_modules_in_the_working_folder_are_not_taken_for_pythons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "selectors.py").write_text("raise SystemExit('somebody else')")
-    monkeypatch.chdir(tmp_path)
-    StoreProcess(["127.0.0.1"], 0, TOKEN, 5).close()

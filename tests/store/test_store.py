@@ -26,14 +26,6 @@ from cpudist.waiting import poll
 
 
 @pytest.fixture
-def server() -> Iterator[Serving]:
-    serving = Serving()
-    yield serving
-    serving.lose_owner()
-    assert serving.ended(), "it waits a few seconds for clients that stay"
-
-
-@pytest.fixture
 def client(server: Serving) -> Iterator[Connection]:
     connection = server.connect()
     yield connection

@@ -53,14 +53,6 @@ def test_waits_end_at_their_deadlines_and_the_next_deadline_is_known(clock: Cloc
     assert (values.expire(), told) == (None, [("soon", False), ("late", True)])
 
 
-def test_a_wait_for_several_keys_is_forgotten_when_one_of_them_comes() -> None:
-    values, told = Values(), []
-    values.wait(Wait([b"a", b"b"], any, told.append), 1000)
-    values.set(b"b", b"")
-    values.set(b"a", b"")
-    assert (told, dict(values._waiting)) == ([True], {})
-
-
 def test_the_age_of_a_value_counts_from_its_last_change(clock: Clock) -> None:
     clock.drives(values_module)
     values = Values()

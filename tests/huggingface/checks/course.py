@@ -21,7 +21,7 @@ from transformers import BertConfig, BertForSequenceClassification, HfArgumentPa
 dropout = 0.1 if sys.argv[1] == "--dropout" else 0.0
 if dropout:
     sys.argv.pop(1)
-words = "--do_train --report_to none --disable_tqdm true --seed 3 --logging_steps 1".split()
+words = ["--do_train", "--report_to", "none", "--disable_tqdm", "true", "--seed", "3", "--logging_steps", "1"]
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*words, *sys.argv[1:]])
 
 torch.manual_seed(0)
