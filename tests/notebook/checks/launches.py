@@ -1,4 +1,4 @@
-"""Starts jobs as a notebook's cells do, and prints their results: `launches.py result|failures|sleep`."""
+"""Starts jobs as a notebook's cells do, and prints their results: launches.py result|failures|sleep|xla [PROCESSES]."""
 
 from __future__ import annotations
 
@@ -119,7 +119,17 @@ def sleeps() -> None:
     time.sleep(1000)
 
 
-def main(what: str) -> None:
+def on_xla() -> tuple[int, int, str, float]:
+    import torch_xla.runtime
+
+    world = cpudist.init()
+    total = torch.ones(3, device=world.device) * (world.rank + 1)
+    if world.size > 1:
+        torch.distributed.all_reduce(total)
+    return world.size, torch_xla.runtime.addressable_device_count(), str(total.device), total.sum().item()
+
+
+def main(what: str, processes: str = "2") -> None:
     if what == "result":
         # The notebook's own threads, MPI, process group and gradient do not exist in the ranks.
         from mpi4py import MPI
@@ -148,7 +158,9 @@ def main(what: str) -> None:
         print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1, **elastic))
     if what == "sleep":
         cpudist.notebook_launcher(sleeps)
+    if what == "xla":
+        print(cpudist.notebook_launcher(on_xla, num_processes=int(processes), backend="xla"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
