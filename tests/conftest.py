@@ -1,7 +1,5 @@
 """Options, marks and settings of the whole suite."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Changes that are undone with a job."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Figures and options as text, beside a progress bar."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """What `pip install cpudist` and its extras bring, and jobs in an environment that has nothing else."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """Which rank was lost first, and the sentence that says so."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterator

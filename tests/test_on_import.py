@@ -1,7 +1,5 @@
 """An action follows a module's import: one that is over, to come, or under way."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The user's secrets, and folders that another user could have written."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site is built without a dead link, and the documentation names all that there is."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

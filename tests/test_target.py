@@ -1,7 +1,5 @@
 """TARGET runs as it would under plain python."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Waits end in time for every timeout that a user or torch can give."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

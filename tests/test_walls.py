@@ -1,7 +1,5 @@
 """A wall that `lint-imports` cannot see."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

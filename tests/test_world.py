@@ -1,7 +1,5 @@
 """Who is on which node, from what every rank says of itself."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

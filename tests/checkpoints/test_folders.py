@@ -1,7 +1,5 @@
 """Checkpoints as folders: what counts as one, and how one comes and goes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Checkpoints of one's own loops in jobs: on other numbers of ranks, other backends, and after a kill."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of one's own loops, in this process alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

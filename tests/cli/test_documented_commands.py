@@ -1,7 +1,5 @@
 """Commands that pages and `--help` show: the real parsers take each of them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

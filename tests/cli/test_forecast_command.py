@@ -1,7 +1,5 @@
 """`cpudist forecast`: of a script that makes its steps here, and of records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `cpudist`: its help, its version, and wrong words."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`cpudist summary`: runs side by side."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

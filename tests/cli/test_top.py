@@ -1,7 +1,5 @@
 """`cpudist top`: rates between two samples, a table that fits a terminal; observability/test_stacks.py asks ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Wrong words on a command line, and files that are no records: status 2 and one line that names them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

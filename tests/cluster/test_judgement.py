@@ -1,7 +1,5 @@
 """What `cpudist test` says of made-up figures: every fault is named, and noise is none."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -1,7 +1,5 @@
 """`cpudist doctor`: each check on files that show the trouble, and the whole on this machine."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

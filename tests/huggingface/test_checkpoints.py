@@ -1,7 +1,5 @@
 """Checkpoints of scripts that know nothing of cpudist: complete or not there, and good for any number of ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The commands that guides print: a plain script starts its job."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripts that know nothing of cpudist run on its process group: Trainer with the documented flags, and accelerate."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of patches: versions it does not know are refused, all of it is undone, and the documentation shows it."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Trainer's reporters get cpudist's figures with each loss, and the screen and the log's file do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

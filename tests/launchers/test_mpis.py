@@ -1,7 +1,5 @@
 """The command line of each MPI, the search for its mpirun, and the killed ranks that its output reports."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

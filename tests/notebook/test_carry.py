@@ -1,7 +1,5 @@
 """A call is pickled with all that it uses, or the error names the object that cannot be; nodes compare their calls."""
 
-from __future__ import annotations
-
 import functools
 import io
 import sys

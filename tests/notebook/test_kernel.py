@@ -1,7 +1,5 @@
 """Cells of a real Jupyter kernel: the example from its first cell to its last, and one that is interrupted."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

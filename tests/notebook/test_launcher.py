@@ -1,7 +1,5 @@
 """`notebook_launcher` from plain Python: real processes, real failures."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

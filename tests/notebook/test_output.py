@@ -1,7 +1,5 @@
 """What ranks print is shown at once, in pieces of any size, or in whole lines with a prefix."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """The cause is found among several failures, and the caller gets what a rank returns."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

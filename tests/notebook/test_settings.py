@@ -1,7 +1,5 @@
 """A wrong argument is an error of one line, before anything starts."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

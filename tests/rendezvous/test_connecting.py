@@ -1,7 +1,5 @@
 """How ranks find their store, with MPI and without; that of real launchers: tests/job/test_job.py."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Exchanging values through a store, and who is missing when it fails."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

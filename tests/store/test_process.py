@@ -1,7 +1,5 @@
 """The process that serves the job's store."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

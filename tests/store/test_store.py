@@ -1,7 +1,5 @@
 """The job's store: what it keeps, whom it lets in, and how it learns of a client's end."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

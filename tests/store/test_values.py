@@ -1,7 +1,5 @@
 """What the store keeps, and who is told of what."""
 
-from __future__ import annotations
-
 from clocks import Clock
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Starts jobs as a notebook's cells do, and prints their results: launches.py result|failures|sleep|xla [PROCESSES]."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
