@@ -34,9 +34,7 @@ def test_all_that_make_the_secret_at_once_have_the_same(home: Path) -> None:
         *((text, 0o600, "/.config/cpudist/secret") for text in ("", "\n", "\udcff")),
     ],
 )
-def test_a_file_that_holds_no_secret_is_an_error_that_names_the_remedy(
-    home: Path, text: str, mode: int | None, part: str
-) -> None:
+def test_a_file_without_a_secret_names_the_remedy(home: Path, text: str, mode: int | None, part: str) -> None:
     file, other = home / ".config/cpudist/secret", home / "other"
     file.parent.mkdir(parents=True)
     other.write_text(text, errors="surrogateescape")

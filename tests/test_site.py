@@ -55,16 +55,6 @@ def test_tables_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures.fill(page) == page
 
 
-def test_pictures_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If not: `python scripts/pictures.py`. Another release of matplotlib draws the same in other words."""
-    matplotlib = pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    pictures = importlib.import_module("pictures")
-    for name in pictures.PICTURES:
-        content = pictures.path(name).read_bytes()
-        assert content == pictures.svg(name) or f"Matplotlib v{matplotlib.__version__}".encode() not in content, name
-
-
 def test_the_image_has_the_version() -> None:
     """These are the places from which people copy its name."""
     manifests = (ROOT / "examples/kubernetes").glob("*.yaml")

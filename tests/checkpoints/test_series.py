@@ -143,9 +143,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(
 @pytest.mark.parametrize(
     ("seen", "part"), [([{2}, {4}], "ranks see different ones"), ([{2}, set()], "rank 1 sees none, other ranks do")]
 )
-def test_hosts_without_a_checkpoint_in_common_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, seen: list[set[int]], part: str
-) -> None:
+def test_hosts_without_a_common_checkpoint(monkeypatch: pytest.MonkeyPatch, seen: list[set[int]], part: str) -> None:
     monkeypatch.setattr(Ranks, "all_gather", lambda self, value: seen)
     with pytest.raises(UserError, match=f"{part}; share it"):
         newest_whole({2: Path("out/checkpoint-2")}, Path("out"), "share it", lambda path: None)
@@ -231,9 +229,7 @@ def test_in_the_background_a_copy_is_written(tmp_path: Path) -> None:
     assert [again.step() for _ in range(2)] == losses
 
 
-def test_what_failed_in_the_background_is_raised_by_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_call_raises_what_failed_in_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training, checkpoints = Training(), cpudist.Checkpoints(tmp_path, asynchronous=True)
     checkpoints.save(1, **training.parts)
     checkpoints.wait()
@@ -277,7 +273,7 @@ def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -
     assert not any(tmp_path.iterdir())
 
 
-def test_a_restart_goes_on_with_its_own_run_alone(
+def test_a_restart_continues_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training = Training()

@@ -20,9 +20,7 @@ def _run(folder: Path, losses: list[float], **fields: Any) -> Path:
     return folder
 
 
-def test_two_runs_and_how_they_differ(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_runs_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     common = ["train.py", "--do_train", "--lr"]
     falls = _run(tmp_path / "a", [4.0, 0.5], command=[*common, "1e-4"])

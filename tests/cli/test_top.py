@@ -81,7 +81,7 @@ def test_of_many_ranks_those_that_delay_others_are_shown(show: Callable[..., lis
         (12, "in a_long_name_of_a_script.py:91, after all_reduce #4 (4 MB)"),
     ],
 )
-def test_a_narrow_terminal_shows_the_number_of_the_line_and_uses_free_lines(
+def test_a_narrow_terminal_shows_the_line_and_uses_all_rows(
     ranks: int, doing: str, show: Callable[..., list[str]]
 ) -> None:
     now = {number: rank(number, 20, 5, size=ranks) for number in range(ranks)}
@@ -91,9 +91,7 @@ def test_a_narrow_terminal_shows_the_number_of_the_line_and_uses_free_lines(
     assert len(shown) == ranks + (ranks == 4), lines
 
 
-def test_without_a_job_it_waits_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_waits_for_the_next_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     looks = iter([{}, {}, {JOB: {0: rank(0, 20, 5, size=1)}}, {}])
     words = iter(["", "", "", "q"])
     monkeypatch.setattr(top, "ask", lambda hosts, task: (next(looks), []))

@@ -29,7 +29,7 @@ def example() -> SimpleNamespace:
         ("1911", [""], (0.0, 0.0)),
     ],
 )
-def test_scores_are_those_that_squad_defines(
+def test_scores_of_squad(
     example: SimpleNamespace, answer: str, truths: list[str], expected: tuple[float, float]
 ) -> None:
     assert example.score(answer, truths) == pytest.approx(expected)

@@ -77,9 +77,7 @@ KILLS = [["open", "/checkpoint-4/trainer_state.json"], ["os.rename", "/checkpoin
 
 
 @pytest.mark.job
-def test_killed_while_saving_it_goes_on_as_if_nothing_had_been(
-    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
-) -> None:
+def test_killed_while_saving_it_goes_on_as_before(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     """Killed while it writes, before it brings out what it wrote, while it deletes the one before; then to the end."""
     words = _killed(whole, tmp_path / "out", KILLS, "--async-checkpoint")
     result = run(launch("--nproc", "2", "--max-restarts", "3", "--", *words), 2 * BOUND)
@@ -99,9 +97,7 @@ def test_torchruns_agents_restart_it(tmp_path: Path, whole: tuple[Path, dict[str
 
 
 @pytest.mark.versions
-def test_where_a_script_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """After its last step it makes none more; what the script names wins; `--resume never`; another run's restart.
 
     Checksums are compared wherever it goes on.

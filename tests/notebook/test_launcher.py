@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -87,13 +86,3 @@ def test_nothing_outlives_a_notebook_that_is_killed() -> None:
         process.stdout.close()
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert alive == []
-
-
-def test_the_shortest_example_of_the_page(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:1]
-    script = tmp_path / "cell.py"
-    # A notebook shows the value of a cell's last line.
-    script.write_text(re.sub(r"^(cpudist\.notebook_launcher.*)$", r"print(\1)", code, flags=re.MULTILINE))
-    result = completed([sys.executable, str(script)], timeout=120)
-    assert result.stdout.splitlines()[-1] == "tensor([1., 1., 1.])", result.output

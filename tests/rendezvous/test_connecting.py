@@ -67,7 +67,7 @@ class Ranks:
 
 @pytest.mark.job
 @pytest.mark.parametrize(("machines", "interface"), [(1, None), (2, None), (2, "lo")])
-def test_over_mpi_rank_0_tells_the_others_where_its_store_is(
+def test_rank_0_tells_its_address_over_mpi(
     machines: int, interface: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = iter(["a", "b"] if machines == 2 else ["a", "a"])
@@ -112,7 +112,7 @@ def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch)
     ("imported", "given", "used"),
     [(False, None, "launcher's"), (False, "user's", "user's"), (True, None, None)],
 )
-def test_mpi4py_loads_the_launchers_library(
+def test_the_library_of_mpi4py(
     imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())
