@@ -61,12 +61,14 @@ def test_a_plain_script_runs_without_hugging_face(tmp_path: Path) -> None:
     folder = tmp_path / "env"
     _make_environment(folder)
     path = {"PATH": f"{folder}/bin:{jobs.environment()['PATH']}"}
-    script = Path(__file__).parent / "checks" / "plain_ddp.py"
-    mpirun = [str(folder / "bin" / "mpirun"), "-n", "2"]
-    result = jobs.completed([*mpirun, "cpudist-train", "--backend", "ccl", str(script)], timeout=120, env=path)
-    assert "trained on ccl" in result.stdout
-    assert "install it with: pip install 'cpudist[notebook]'" in result.stdout
-
+    absent = ("transformers", "accelerate", "datasets", "cloudpickle")
+    ask = f"import cpudist, importlib.util; assert not any(map(importlib.util.find_spec, {absent}))\n"
+    ask += "try: cpudist.notebook_launcher\nexcept cpudist.UserError as error: print(error)"
+    said = jobs.completed([str(folder / "bin" / "python"), "-c", ask], timeout=120, env=path).stdout
+    assert "install it with: pip install 'cpudist[notebook]'" in said
+    program = str(Path(__file__).parents[1] / "examples" / "one_program.py")
+    train = [str(folder / "bin" / "mpirun"), "-n", "2", "cpudist-train", "--backend", "ccl", program]
+    assert "step 19 loss" in jobs.completed([*train, str(tmp_path / "out")], timeout=300, env=path).stdout
     result = jobs.run([str(folder / "bin" / "cpudist"), "bench", "hosts"], timeout=120, env=path)
     assert (result.returncode, result.stdout) == (2, ""), result.output
     assert "needs transformers; install it with: pip install 'cpudist[hf]'" in result.stderr

@@ -34,9 +34,7 @@ def test_the_sentences() -> None:
     ],
     ids=["none", "one host", "several hosts", "another signal", "rank from the host", "unknown rank"],
 )
-def test_ranks_that_a_launcher_kills(
-    killed: list[LostRank], first_ended: dict[str, int | None], first: LostRank | None
-) -> None:
+def test_who_was_killed(killed: list[LostRank], first_ended: dict[str, int | None], first: LostRank | None) -> None:
     assert first_killed(killed, first_ended) == first
 
 

@@ -28,9 +28,7 @@ def test_at_once_or_when_the_module_is_imported(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("end", "expected"), [("last = 1", [1]), ("1 / 0", []), ("cancel()\nlast = 1", [])])
-def test_at_the_end_of_an_import_under_way_unless_it_fails_or_is_cancelled(
-    end: str, expected: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_under_way(end: str, expected: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[object] = []
 
     def ask() -> Callable[[], None]:

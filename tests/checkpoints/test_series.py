@@ -273,9 +273,7 @@ def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -
     assert not any(tmp_path.iterdir())
 
 
-def test_a_restart_continues_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     training = Training()
 
     def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out") -> int:

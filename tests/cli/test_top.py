@@ -81,9 +81,7 @@ def test_of_many_ranks_those_that_delay_others_are_shown(show: Callable[..., lis
         (12, "in a_long_name_of_a_script.py:91, after all_reduce #4 (4 MB)"),
     ],
 )
-def test_a_narrow_terminal_shows_the_line_and_uses_all_rows(
-    ranks: int, doing: str, show: Callable[..., list[str]]
-) -> None:
+def test_a_narrow_terminal_uses_all_rows(ranks: int, doing: str, show: Callable[..., list[str]]) -> None:
     now = {number: rank(number, 20, 5, size=ranks) for number in range(ranks)}
     rows = [{**row, "doing": doing} for row in rows_of(now, {})]
     lines = show({JOB: now, ("h1:1", 0): {0: rank(0, 20, 5)}}, {JOB: rows, ("h1:1", 0): rows[:1]})

@@ -117,9 +117,7 @@ def test_a_compiled_backend_or_torch_that_does_not_load(tmp_path: Path, monkeypa
     ("name", "version", "level"),
     [("accelerate", "0.1.0", "error"), ("torch", "2.7.1", "error"), ("torch", "2.99.0.dev20261126", "warning")],
 )
-def test_versions_that_are_not_tested(
-    name: str, version: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_versions(name: str, version: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real installation, in a folder that comes first. Jobs run on a torch that is newer."""
     package = tmp_path / f"{name}-{version}.dist-info"
     package.mkdir()

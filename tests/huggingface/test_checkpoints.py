@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_trainer
 import torch
 from course import BOUND, command, trained
 from jobs import Result, launch, mpirun, run, train
 from safetensors.torch import load_file
-from small_trainer import Model
-from transformers import Trainer, TrainingArguments
 
 import cpudist
 from cpudist.checkpoints.publishing import publisher_of
@@ -111,12 +110,8 @@ def test_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
         monkeypatch.setenv("CPUDIST_RESTART_COUNT", restarts)
         cpudist.init("gloo", pin=False, resume=resume)
         try:
-            words = {"max_steps": 5, "save_steps": 2, "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
-            torch.manual_seed(0)
-            samples = [{"x": torch.rand(4), "labels": torch.ones(1)} for _ in range(40)]
-            trainer = Trainer(Model(), TrainingArguments(str(output), **words), train_dataset=samples)
-            trainer.train(resume_from_checkpoint=named)
-            return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            logged = small_trainer.trained(output, named, max_steps=5, save_steps=2, logging_steps=1)
+            return [entry["loss"] for entry in logged if "loss" in entry]
         finally:
             cpudist.shutdown()
 

@@ -73,9 +73,7 @@ ACCELERATE_ON_CPUS = [str(BIN / "accelerate"), "launch", "--cpu", "--num_process
     ],
     ids=["no job", "a wrong launcher", "accelerate on CPUs without a hostfile"],
 )
-def test_what_cannot_start_a_job_is_refused_in_one_line(
-    tmp_path: Path, command: list[str], check: str, variables: dict[str, str], line: str
-) -> None:
+def test_what_is_refused(tmp_path: Path, command: list[str], check: str, variables: dict[str, str], line: str) -> None:
     (tmp_path / "flags.json").write_text(json.dumps({"output_dir": str(tmp_path), "ddp_backend": "ccl"}))
     result = run([*command, str(CHECKS / "plain.py"), str(tmp_path), check], timeout=BOUND, env=variables)
     assert (result.returncode, result.stdout) == (2, ""), result.output

@@ -40,9 +40,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
     ],
 )
 @pytest.mark.usefixtures("alone")
-def test_unknown_versions(
-    monkeypatch: pytest.MonkeyPatch, package: str, owner: object, name: str, value: object
-) -> None:
+def test_other_versions(monkeypatch: pytest.MonkeyPatch, package: str, owner: object, name: str, value: object) -> None:
     monkeypatch.setattr(owner, name, value)
     with pytest.raises(UserError, match=f"cpudist does not know {package} ") as caught:
         huggingface.install(job.require())

@@ -67,9 +67,7 @@ class Ranks:
 
 @pytest.mark.job
 @pytest.mark.parametrize(("machines", "interface"), [(1, None), (2, None), (2, "lo")])
-def test_rank_0_tells_its_address_over_mpi(
-    machines: int, interface: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_tells_its_address(machines: int, interface: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = iter(["a", "b"] if machines == 2 else ["a", "a"])
     monkeypatch.setattr(mpi, "join", Ranks(2).join)
     monkeypatch.setattr(connecting, "node_identity", lambda: next(machine))
@@ -112,9 +110,7 @@ def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch)
     ("imported", "given", "used"),
     [(False, None, "launcher's"), (False, "user's", "user's"), (True, None, None)],
 )
-def test_the_library_of_mpi4py(
-    imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mpi4pys_library(imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())
     monkeypatch.setenv("MPI4PY_LIBMPI", given or "")
     if given is None:

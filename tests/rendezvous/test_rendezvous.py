@@ -82,9 +82,7 @@ def test_a_long_wait_is_said_once_with_the_missing_rank(
 
 
 @pytest.mark.parametrize(("name_known", "seconds"), [(True, 8), (False, 300)])
-def test_a_name_that_the_name_server_should_have_is_not_awaited(
-    name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_an_unknown_name(name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """A pod's name appears with the pod; the names of Slurm's nodes are there before the job."""
 
     def unknown(*_: object, **__: object) -> socket.socket:

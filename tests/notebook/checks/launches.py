@@ -20,13 +20,6 @@ class Unlucky(Exception):
     pass
 
 
-class Finalized:
-    """Writes a line when the interpreter is finalized, which takes seconds on busy cores."""
-
-    def __del__(self, write=os.write):
-        write(1, b"finalized\n")
-
-
 class Learner(torch.nn.Module):
     """Records the number formats that it computes in."""
 
@@ -70,7 +63,6 @@ def make(scale: float):
         from accelerate import Accelerator
 
         world = cpudist.init()
-        sys.finalized = Finalized()
         atexit.register(print, f"rank {world.rank} exits")
         print(f"rank {world.rank} prints")
         print(f"rank {world.rank} warns", file=sys.stderr)
