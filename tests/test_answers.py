@@ -1,7 +1,5 @@
 """JSON of another process: an object of the right types, or ValueError."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
