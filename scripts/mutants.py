@@ -12,7 +12,6 @@ import difflib
 import json
 import os
 import random
-import runpy
 import shutil
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from pathlib import Path
 import psutil
 import pytest
 from _pytest.runner import runtestprotocol
+from mutmut.mutation import trampoline
 from mutmut.mutation.file_mutation import MutatedFile, mutate_file_contents
 from mutmut.utils.format_utils import get_mutant_name
 
@@ -44,18 +44,15 @@ source_paths = ["cpudist"]
 do_not_mutate_patterns = ['^\\s*raise \\w', '^\\s*(say|warn|print)\\(']
 """
 
-# Every Python process of a test imports this, too, to report the functions that the test calls.
+# Appended to mutmut's module, because processes in Python's isolated mode do not read sitecustomize. It reports the
+# functions that a test calls.
 _RECORDER = """
 import os
 
 if os.environ.get("MUTANT_UNDER_TEST") == "stats":
-    from mutmut.mutation import trampoline
-
-    def record(name, caller=None):
+    def record_trampoline_hit(name, caller=None):
         with open(os.environ["CPUDIST_MUTANTS_CALLS"], "a") as file:
             file.write(f"{name}\\n")
-
-    trampoline.record_trampoline_hit = record
 """
 
 
@@ -98,10 +95,11 @@ def _copy_checkout(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     with (folder / "pyproject.toml").open("a") as file:
         file.write(_SETTINGS)
-    (folder / "sitecustomize.py").write_text(_RECORDER)
     # The store's process runs in Python's isolated mode, without the environment's packages.
     for found in Path(sysconfig.get_path("purelib")).glob("mutmut*"):
         shutil.copytree(found, folder / found.name)
+    with (folder / "mutmut/mutation/trampoline.py").open("a") as file:
+        file.write(_RECORDER)
     observers = folder / "cpudist/observability/observers.py"  # it would take mutmut's functions for public methods
     observers.write_text(observers.read_text().replace('startswith("_"):', 'startswith(("_", "x_", "x\u01c1")):'))
 
@@ -164,6 +162,7 @@ def _fork(mutant: str, test: Callable[[], bool], seconds: float) -> str:
     """Run `test` on a mutant in a fork, for at most `seconds`; return the result."""
 
     def run() -> None:
+        os.setsid()  # a mutant may signal its process group
         os.environ["MUTANT_UNDER_TEST"] = mutant
         survived = False
         try:
@@ -181,7 +180,7 @@ def _fork(mutant: str, test: Callable[[], bool], seconds: float) -> str:
 
 def _measure(items: list[pytest.Item]) -> bool:
     """Write how long each test takes, in seconds, and the functions that it calls; none for a test that fails."""
-    runpy.run_path("sitecustomize.py")
+    exec(_RECORDER, vars(trampoline))
     measured, calls = {}, Path(os.environ["CPUDIST_MUTANTS_CALLS"])
     for item in items:
         calls.write_text("")

@@ -164,10 +164,8 @@ async def program_on(
         yield answer
     finally:
         if process.returncode is None:
-            with suppress(
-                ProcessLookupError
-            ):  # the whole group: wait() also waits for the pipes, which children inherit
-                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # children, too: wait() waits for the pipes that they inherit
             await process.wait()
         errors.cancel()
 
