@@ -81,6 +81,11 @@ class NodeAgents:
         """Hosts whose agent has ended or has stopped answering."""
         return [agent.host for agent in self._agents if agent.is_lost]
 
+    @property
+    def blamed(self) -> list[int]:
+        """The ranks that a failure report blames; set by `end`."""
+        return next((agent.blamed for agent in self._agents if agent.blamed), [])
+
     def tick(self) -> None:
         """Read the agents' reports, send keepalives and renew lost connections; call it several times per second."""
         self._receive()
@@ -134,6 +139,7 @@ class _Agent:
         self.had_ranks = False
         self.answered = False
         self.ended = False
+        self.blamed: list[int] = []
         self.left: int | None = None
         words = [*python_main("cpudist.hosts.node_agent", "-I", "-S"), job, rank_variable]
         self.is_here = is_here(host.name)
@@ -190,7 +196,7 @@ class _Agent:
         gone: list[int | None] = []
         for line in lines:
             word, _, number = line.decode(errors="replace").partition(" ")
-            if word not in ("ranks", "gone", "went", "left") or not number.isdecimal():
+            if word not in ("ranks", "gone", "went", "blamed", "left") or not number.isdecimal():
                 continue  # the line is a login shell's greeting
             self.answered = True
             if word == "ranks":
@@ -199,6 +205,8 @@ class _Agent:
             elif word in ("gone", "went"):
                 self.ranks -= 1
                 gone.append(int(number) if word == "gone" else None)
+            elif word == "blamed":
+                self.blamed.append(int(number))
             else:
                 self.left = int(number)
         return gone

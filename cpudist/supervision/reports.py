@@ -63,6 +63,12 @@ class Explanation:
         ]
         return [sentence for kind in kinds for sentence in _few(kind)]
 
+    def blamed(self) -> list[int]:
+        """Return the ranks of the most likely cause; none if no rank is missing."""
+        missing = [rank for wait in self.waits for rank in wait.missing]
+        idle = [rank for rank in missing if not self.known[rank].under_way]
+        return sorted({*(self._silent() or idle or missing)})
+
     def deadlocked(self) -> bool:
         """Return whether ranks wait for one that is at the end of its script."""
         for wait in self.waits:
@@ -72,6 +78,9 @@ class Explanation:
             if ended and longest.seconds > _DEADLOCK_SECONDS:
                 return True
         return False
+
+    def _silent(self) -> list[int]:
+        return [rank for rank in self.statuses if rank not in self.known]
 
     def _waits(self) -> list[_Wait]:
         groups: dict[tuple[str, tuple[int, ...] | None], dict[int, Call]] = defaultdict(dict)
@@ -97,7 +106,7 @@ class Explanation:
         return max((call.sequence or 0 for call in calls if _same_group(call, example)), default=0)
 
     def _not_answering(self) -> list[str]:
-        silent = [rank for rank in self.statuses if rank not in self.known]
+        silent = self._silent()
         if not silent:
             return []
         sentence = f"{self._name(silent)} {_verb(silent, 'does', 'do')} not answer: stopped, or the host is gone"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import after_last_line, option, say
 from cpudist.errors import StartupTimeout
-from cpudist.lost_ranks import LostRank
+from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
@@ -102,13 +102,18 @@ class Watch:
         return first
 
     def explain(self) -> list[str]:
-        """Return sentences about the ranks that keep others waiting, most likely cause last; callable in any thread."""
+        """Return sentences about the ranks that keep others waiting, most likely cause last; any thread may call this.
+
+        The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
+        """
         try:
             with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
-                found = self._explain(connection).sentences()
+                found = self._explain(connection)
         except (StoreLost, StartupTimeout):
             return []
-        return [*found[1:], *found[:1]]
+        tell_launch(found.blamed())
+        sentences = found.sentences()
+        return [*sentences[1:], *sentences[:1]]
 
     def end_job(self, status: int, *, reported: bool) -> NoReturn:
         """End this process once the failure is reported and rank 0 has written the run record.
@@ -264,7 +269,9 @@ class Watch:
                 claim = store.add(CLAIMS, 1)
             if claim == 1 or (not store.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
                 statuses = published(store, self.world.size)
-                self._report_and_end(store, rank_texts.explain_lost(_lost_ranks(store), statuses, self._hosts))
+                lost = _lost_ranks(store)
+                tell_launch([one.rank for one in lost[:1] if one.rank is not None])
+                self._report_and_end(store, rank_texts.explain_lost(lost, statuses, self._hosts))
             self._end(store, _reported_status(store, 1), first=False)
         except StoreLost:
             raise

@@ -80,7 +80,8 @@ def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks(plan_of: Plan) -
     checked = Checked({}, {h1: [Finding("error", "h1", "does not answer", "see to it")]})
     plan = plan_of(checked, hosts, ranks=4)
     assert plan.spread() == [h0, h1]
-    assert plan.usable() == [h0, h2]
+    assert plan.usable([]) == [h0, h2]
+    assert plan.usable([h2]) == [h0]
     assert plan.restart([h0, h2]) == [h0, h2]
     assert plan.restart([h2]) == [h2]
     with pytest.raises(UserError, match=r"^h1 does not answer; see to it$"):
@@ -112,12 +113,21 @@ def test_restarts_come_later_and_later_and_those_of_long_ago_do_not_count(clock:
     assert job.count == 5
 
 
+def test_a_host_that_fails_twice_in_a_row_is_left_out() -> None:
+    h0, h1, h2 = hosts = parse("h0:2\nh1:2\nh2:2\n")
+    job, left_out = Restarts(9), []
+    for suspect in (h1, h0, h1, h1, h2, h2):
+        job.leave_out(suspect, hosts, least=2)
+        left_out.append(list(job.left_out))
+    assert left_out == [[], [], [], [h1], [h1], [h1]], "without h2 too few would be left"
+
+
 def test_hosts_that_fail_or_are_away_at_a_restart(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     h0, h1 = hosts = parse("h0:2\nh1:2\n")
-    failed = JobExit(1, output_lost=True)
-    outcomes, away = iter([failed, failed, UserError("h0 is slow"), JobExit(0)]), iter([[], hosts, [h0], [h0]])
+    failed = JobExit(1, suspect=h1, output_lost=True)
+    outcomes, away = iter([failed, failed, UserError("h0 is slow"), JobExit(0)]), iter([[], [h0], [], []])
     placed: list[list[Host]] = []
     given: list[list[str | float]] = []
 
@@ -142,11 +152,11 @@ def test_hosts_that_fail_or_are_away_at_a_restart(
     options = LaunchOptions(hosts, ["--checkpoint-on-signal", "train.py"], max_restarts=4, min_nodes=1, grace=7)
     assert module.run(MPIRUN, options, {module.RUN_ID: "mine"}) == 1, "output was lost"
     assert given == [["mine", f"{count}", "rank0", 7] for count in (0, 1, 3, 4)]
-    assert placed == [hosts, hosts, [h1], [h1]]
+    assert placed == [hosts, hosts, [h0], [h0]]
     assert clock.slept == [0, 5, 10, 20]
     said = capsys.readouterr().err
     assert "h0 is slow" in said
-    assert said.endswith("starting again (4 of 4) with 2 ranks on h1\n")
+    assert said.endswith("starting again (4 of 4) with 2 ranks on h0\n")
 
 
 def test_what_is_shown_is_what_runs() -> None:

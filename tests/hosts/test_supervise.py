@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
-from cpudist.hosts.supervise import _Output
+from cpudist.hosts.supervise import _Output, _suspect, supervise
 from cpudist.launchers.intel_mpi import IntelMpi
+from cpudist.launchers.mpi_launcher import Host
+from cpudist.lost_ranks import LostRank
 
 pytestmark = pytest.mark.job
 
@@ -160,3 +163,29 @@ def test_intels_banner_is_not_shown(lines: int) -> None:
     with open(reader, "rb") as shown:
         assert shown.read().decode() == f"{ours}\nstep 1\n\n\nstep 2\n{line}"
     assert output.tail == text.decode(), "launch learns from it who was killed"
+
+
+@pytest.mark.parametrize(
+    ("killed", "blamed", "host"),
+    [
+        (None, [2, 3], "h1"),
+        (None, [1, 3], None),  # on two hosts
+        (None, [], None),  # an exception
+        (LostRank(9, 0, "h0"), [3], "h0"),
+        (LostRank(9, None, "h1"), [], "h1"),
+        (LostRank(9), [1], "h0"),  # the launcher has killed the others, too
+    ],
+)
+def test_the_host_that_a_failure_may_come_from(killed: LostRank | None, blamed: list[int], host: str | None) -> None:
+    """Two ranks on each host."""
+    found = _suspect(killed, blamed, [Host("h0", 2), Host("h1", 2)])
+    assert (found and found.name) == host
+
+
+def test_launch_learns_from_its_ranks_who_was_lost() -> None:
+    tells = "from cpudist.lost_ranks import tell_launch; tell_launch([1])"
+    launcher = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {tells!r}])\nsys.exit(1)"
+    hosts, variables = [Host("localhost", 2)], {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
+    job = supervise(IntelMpi, [sys.executable, "-c", launcher], variables, hosts)
+    assert (job.status, job.suspect) == (1, hosts[0])
+    assert not list(Path("/tmp").glob(f"*{variables['CPUDIST_JOB_ID']}*"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import uuid
 from pathlib import Path
 
 import pytest
 from jobs import COMPLETED, STARTED, WAITING, Result, by_hand, mpirun, run, torchrun, train
 
 from cpudist.errors import StartupTimeout, UserError
+from cpudist.lost_ranks import JOB_ID, told
 from cpudist.supervision import failure
 
 # From its start to its end, when a rank fails at once: mostly `import torch`, on busy cores.
@@ -106,18 +108,20 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.job
 def test_after_a_hang_the_rank_that_is_the_cause_is_named_last(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
+    """`cpudist launch` is told, too."""
+    path, job = tmp_path / "script.py", uuid.uuid4().hex
     path.write_text(
         "import time, torch, torch.distributed as dist\nfrom cpudist import job\n"
         "dist.all_reduce(torch.ones(1))\njob.require().set_timeout(4)  # the start may take longer\n"
         "time.sleep(300) if dist.get_rank() == 1 else dist.all_reduce(torch.ones(1))\n"
     )
-    result = run(mpirun(2, *train("--backend", "ccl", str(path))), timeout=BOUND)
+    result = run(mpirun(2, *train("--backend", "ccl", str(path))), timeout=BOUND, env={JOB_ID: job})
     assert result.returncode == 1, result.output
     *_, last = (line for line in result.stderr.splitlines() if line.startswith("cpudist: "))
     cause = r"cpudist: rank 1 \(\S+\) never reached all_reduce #.*; it was last in script\.py:5; ending the job"
     assert re.fullmatch(cause, last), result.output
     assert "cpudist: rank 0" not in result.stderr, result.output
+    assert told(job) == [1]
 
 
 @pytest.mark.job

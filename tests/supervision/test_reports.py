@@ -67,10 +67,24 @@ CASES: dict[str, list[RankStatus | None]] = {
     ],
 }
 
+BLAMED = {
+    "one rank is missing": [3],
+    "several are missing in two places": [0, 2, 3],
+    "a rank does not answer": [3],
+    "several ranks do not answer": [1, 2],
+    "no rank answers": [0, 1, 2, 3],
+    "the calls of a rank are not known, and another rank is missing": [1],
+    "a rank is at its end": [1],
+    "the sizes may differ": [3],
+    "the cause in another group comes first": [3],
+    "the sender of a message does not answer": [3],
+}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_cause_is_named(case: str) -> None:
-    assert Explanation(dict(enumerate(CASES[case])), HOSTS).sentences() == recorded(f"deadlock: {case}")
+    found = Explanation(dict(enumerate(CASES[case])), HOSTS)
+    assert (found.sentences(), found.blamed()) == (recorded(f"deadlock: {case}"), BLAMED.get(case, []))
 
 
 @pytest.mark.parametrize(
