@@ -51,7 +51,7 @@ class Job:
         options: the user's options.
         members: each rank's published description of itself, in rank order.
         store: the key-value store that all ranks share.
-        heartbeat: the thread of this rank that calls functions once a second.
+        heartbeat: the thread of this rank that calls functions at regular intervals.
         counter: the steps and batches of this rank.
         observers: calls the observers of the job on this rank.
         record: the run record, which rank 0 writes.
