@@ -30,7 +30,6 @@ class Changes:
         self.then(lambda: _restore(name, before))
 
     def default_variable(self, name: str, value: str) -> None:
-        """Set an environment variable unless the user has set it."""
         if name not in os.environ:
             self.variable(name, value)
 

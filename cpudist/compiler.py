@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import itertools
 import os
-import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -17,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,7 +35,7 @@ class Compiler:
 
     Attributes:
         command: an optional wrapper such as ccache, the program, and its options.
-        label: the name of its folder in the cache, made from its name, options and version.
+        label: the name of its folder in the cache, made from its name and options.
         openmp: options for OpenMP with torch's thread pool (libgomp); empty for clang, whose runtime has another pool.
     """
 
@@ -85,17 +82,15 @@ def find_compiler() -> Compiler | None:
     Raises:
         UserError: quotes in $CXX are not closed.
     """
-    command, name = _named()
+    command, label = _named()
     if not command:
         return None
     shown = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    version = re.search(r"\d+(?:\.\d+)+", re.sub(r"\(.*?\)", "", shown))
-    label = f"{name}-{version[0] if version else 'unknown'}"
     return Compiler(command, label, () if "clang" in shown else Compiler.openmp)
 
 
 def _named() -> tuple[tuple[str, ...], str]:
-    """Return the compiler's command (empty if there is none) and the beginning of its label."""
+    """Return the compiler's command, empty if there is none, and its label."""
     named = os.environ.get("CXX") or "g++"
     try:
         words = [named] if shutil.which(named) else shlex.split(named)
@@ -109,18 +104,9 @@ def _named() -> tuple[tuple[str, ...], str]:
     return tuple(words) if found else (), f"{name}{digest}"
 
 
-@cache
-def torch_version() -> str:
-    """Return torch.__version__, read from its file: importing torch takes seconds."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        raise UserError("torch is not installed; pip install torch==2.13.0")
-    return str(runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"])
-
-
 def torch_release() -> str:
     """Return torch's version without "+cpu" or "+cu128": the C++ interface is the same in all builds of a release."""
-    return torch_version().partition("+")[0]
+    return version("torch").partition("+")[0]
 
 
 def cache_folder() -> Path:
@@ -140,20 +126,17 @@ def cache_folder() -> Path:
 def find(library: Library, cache: Path | None = None) -> Path | None:
     """Return the library of the cache; None if it is not compiled.
 
-    It was made by any version of the compiler that `find_compiler` finds; if there is none, by any compiler.
+    It was made by the compiler that `find_compiler` finds; if there is none, by any compiler.
 
     Args:
-        library: the library to find.
         cache: the folder of compiled libraries; None for `cache_folder`.
 
     Raises:
         UserError: another user could have written the file.
     """
-    command, name = _named()
-    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"*/{library.file}"))
-    own = [file for file in found if file.parent.name.rpartition("-")[0] == name]
-    usable = own if command else own or found
-    return _trusted(usable[-1], library.what) if usable else None
+    command, label = _named()
+    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"{label if command else '*'}/{library.file}"))
+    return _trusted(found[-1], library.what) if found else None
 
 
 def ensure(library: Library, cache: Path | None = None) -> Path:
@@ -161,10 +144,6 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
 
     One process compiles; others on the same machine wait for it. A machine without a compiler uses a library that
     `cpudist build` made elsewhere.
-
-    Args:
-        library: the library to compile.
-        cache: the folder of compiled libraries; None for `cache_folder`.
 
     Raises:
         UserError: there is no compiler, the compilation fails, or another user could have put the library there.
@@ -241,28 +220,21 @@ def _compile(compiler: Compiler, library: Library, target: Path) -> None:
     # Compile into a temporary folder, then move the file, so that no process loads an incomplete one.
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
         output = Path(scratch) / target.name
-        if _run(library.command(compiler, output), scratch, log) != 0:
+        command = library.command(compiler, output)
+        environment = {**os.environ, "TMPDIR": scratch}
+        with log.open("w") as stream:
+            print(*command, file=stream, flush=True)
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
+            try:
+                status = subprocess.call(command, **streams, env=environment, timeout=_COMPILE_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
+                ) from None
+        if status != 0:
             lines = log.read_text(errors="replace").splitlines()[1:]
             first = next((line for line in lines if "error" in line), "no error line")
             raise UserError(f"compiling {library.what} failed: {first.strip()}; see {log}, or install another g++")
         output.chmod(0o755)
         os.replace(output, target)
     say(f"compiled {library.what} in {duration(time.monotonic() - begin)}")
-
-
-def _run(command: list[str], scratch: str, log: Path) -> int:
-    """Run a compiler, with its output in `log`, and return its exit status.
-
-    Raises:
-        UserError: the compiler takes too long.
-    """
-    with log.open("w") as output:
-        output.write(" ".join(command) + "\n")
-        output.flush()
-        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        try:
-            return subprocess.call(command, **streams, env={**os.environ, "TMPDIR": scratch}, timeout=_COMPILE_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
-            ) from None

@@ -104,7 +104,6 @@ def option(name: str, value: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` without line breaks."""
     return " ".join(text.split())
 
 

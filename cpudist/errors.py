@@ -7,7 +7,6 @@ with cause and remedy. The command line prints this line without a traceback and
 from __future__ import annotations
 
 import os
-import site
 import sysconfig
 from dataclasses import dataclass
 from functools import cache
@@ -66,7 +65,6 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The finding and its remedy."""
         return f"{self.about} {self.message}; {self.remedy}"
 
 
@@ -77,7 +75,7 @@ def is_user_code(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
     if name.startswith("<"):  # generated code
         return False
-    return not name.startswith(_installed())  # a relative path is the user's
+    return not (name.startswith(_own_folders()) or "/site-packages/" in name or "/dist-packages/" in name)
 
 
 def from_user_code(traceback: TracebackType | None) -> TracebackType | None:
@@ -89,13 +87,10 @@ def from_user_code(traceback: TracebackType | None) -> TracebackType | None:
 
 
 @cache
-def _installed() -> tuple[str, ...]:
-    """Return the folders of installed code."""
-    paths = sysconfig.get_paths()
-    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {
-        *site.getsitepackages(),
-        site.getusersitepackages(),
+def _own_folders() -> tuple[str, ...]:
+    """Return the folders of Python's library and of this package."""
+    folders = {
+        *map(sysconfig.get_path, ("stdlib", "platstdlib")),
         os.path.dirname(os.__file__),
         os.path.dirname(__file__),
     }

@@ -1,17 +1,12 @@
 """Find the first rank that ended without an error of its own, and report it in a sentence.
 
-The store, the other ranks and `cpudist launch` may each notice it; they report it with the same sentence. The rank that
-reports a failure also writes the ranks that caused it into a file. The node agent on its host (hosts/node_agent.py)
-passes these ranks on to `cpudist launch`, which may leave out their host.
+The store, the other ranks and `cpudist launch` may each notice it; they report it with the same sentence.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -71,33 +66,6 @@ def first_killed(killed: Sequence[LostRank], first_ended: Mapping[str, int | Non
             return LostRank(first.how)
         first = next(loss for loss in telling if loss.rank in ranks)
     return first if first.rank is not None else replace(first, rank=first_ended.get(first.host))
-
-
-def tell_launch(ranks: Sequence[int]) -> None:
-    """Write the ranks that caused a failure into a file for `cpudist launch`; the first report on a host is kept."""
-    job = os.environ.get(JOB_ID)
-    if job and ranks:
-        with suppress(OSError):  # without the file no host is left out
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with open(os.open(_file(job), flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"ranks": list(ranks)}, file)
-
-
-def told(job: str) -> list[int]:
-    """Return the ranks that `tell_launch` has written on this host, and remove the file."""
-    try:
-        with open(os.open(_file(job), os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return []
-            fields = json.load(file)
-        os.unlink(_file(job))
-        return [int(rank) for rank in fields["ranks"]]
-    except (OSError, ValueError, TypeError, KeyError):  # the file is missing, incomplete or of another version
-        return []
-
-
-def _file(job: str) -> str:
-    return f"/tmp/cpudist-failure-{job}.json"  # not in TMPDIR, which an ssh session may not set
 
 
 def killed_by(number: int) -> str:

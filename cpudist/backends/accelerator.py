@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_map_only
 
 from cpudist.backends.interface import Devices
-from cpudist.backends.process_group import ProcessGroupBackend, bound_new_groups
+from cpudist.backends.process_group import ProcessGroupBackend, init_group
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,14 +65,7 @@ class AcceleratorBackend(ProcessGroupBackend):
             )
         self.devices.type = kind
         torch.accelerator.set_device_index(world.local_rank)
-        bound_new_groups(timeout)
-        dist.init_process_group(
-            f"cpu:gloo,{kind}:{self.transport()}",
-            store=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=timeout),
-        )
+        init_group(f"cpu:gloo,{kind}:{self.transport()}", world, store, timeout)
 
     def set_timeout(self, seconds: float) -> None:
         if dist.is_initialized():

@@ -31,7 +31,6 @@ def check_scheme(text: str, asked: str) -> str:
 
 
 def has(backend: Backend, scheme: str) -> bool:
-    """Return whether `backend` supports `scheme`, a result of `check_scheme`."""
     return scheme in (AUTO, NONE) or scheme.partition(":")[0] in backend.compressions
 
 

@@ -28,10 +28,8 @@ class GlooBackend(ProcessGroupBackend):
 
     def __init__(self) -> None:
         self._summary: dict[str, Any] = {}  # pg_status of the flight recorder at the last poll
-        self._lasting: tuple[float, Calls] | None = None  # time of the last dump, and its calls
-        # Offset of the wall clock, which the recorder uses, from the monotonic clock, in seconds: at the last poll, and
-        # at the last change of the summary.
-        self._ahead = self._ahead_then = time.time() - time.monotonic()
+        self._since = 0.0  # time of the first poll that has found this summary
+        self._lasting: Calls | None = None  # the calls at this summary
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         # torch keeps 2 000 calls by default; a dump of them takes a third of a second.
@@ -55,21 +53,20 @@ class GlooBackend(ProcessGroupBackend):
         """Return the collectives in torch's flight recorder; it records gloo's from torch 2.9 on.
 
         A dump takes long, the summary less than a millisecond. So the calls are dumped only if the summary has not
-        changed since the last poll, and once for each summary.
+        changed since the last poll, and once for each summary. Their seconds are counted from the first of these polls,
+        because the recorder uses the wall clock, which may be set.
         """
         summary = _recorded(calls=False).get("pg_status")
         if not summary:
             return None
-        before, self._ahead = self._ahead, time.time() - time.monotonic()
         if summary != self._summary:
-            self._summary, self._lasting, self._ahead_then = summary, None, min(before, self._ahead)
+            self._summary, self._lasting, self._since = summary, None, time.monotonic()
             return Calls()
         found = self._lasting  # read once: another thread may change it
         if found is None:
-            found = self._lasting = time.monotonic(), _calls(self._ahead_then)
-        then, calls = found
-        waited = time.monotonic() - then
-        return replace(calls, under_way=tuple(replace(call, seconds=call.seconds + waited) for call in calls.under_way))
+            found = self._lasting = _calls()
+        waited = time.monotonic() - self._since
+        return replace(found, under_way=tuple(replace(call, seconds=waited) for call in found.under_way))
 
 
 def _recorded(*, calls: bool) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def _recorded(*, calls: bool) -> dict[str, Any]:
     return dump
 
 
-def _calls(ahead: float) -> Calls:
+def _calls() -> Calls:
     known = groups()
     under_way: list[Call] = []
     finished: dict[str, Call] = {}
@@ -87,17 +84,14 @@ def _calls(ahead: float) -> Calls:
         if name not in known or entry["is_p2p"]:
             continue
         if entry["retired"]:
-            finished[name] = _call(entry, known[name], ahead)
+            finished[name] = _call(entry, known[name])
         else:
-            under_way.append(_call(entry, known[name], ahead))
+            under_way.append(_call(entry, known[name]))
     return Calls(tuple(under_way), tuple(finished.values()))
 
 
-def _call(entry: dict[str, Any], group: GroupRanks, ahead: float) -> Call:
-    """Convert an entry of the flight recorder; its clock is the monotonic clock plus `ahead` seconds.
-
-    torch's tools/flight_recorder describes the format.
-    """
+def _call(entry: dict[str, Any], group: GroupRanks) -> Call:
+    """Convert an entry of the flight recorder; torch's tools/flight_recorder describes the format."""
     # The recorder writes "Float" and "BFloat16" for torch.float and torch.bfloat16.
     dtypes = [getattr(torch, name.lower(), None) for name in entry["output_dtypes"]]
     known = [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
@@ -111,5 +105,4 @@ def _call(entry: dict[str, Any], group: GroupRanks, ahead: float) -> Call:
         bytes=sum(n * dtype.itemsize for n, dtype in zip(counts, known, strict=True)) if known == dtypes else None,
         dtype=str(known[0]).removeprefix("torch.") if known else "",
         shape=tuple(sizes[0]) if sizes else (),
-        seconds=max(time.monotonic() + ahead - entry["time_created_ns"] * 1e-9, 0.0),
     )

@@ -33,7 +33,6 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option's name on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
 

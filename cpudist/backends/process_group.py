@@ -49,14 +49,7 @@ class ProcessGroupBackend(Backend):
     _ddp_waits: DdpWaits | None = None
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        bound_new_groups(timeout)
-        dist.init_process_group(
-            self.name,
-            store=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=timeout),
-        )
+        init_group(self.name, world, store, timeout)
 
     def change_libraries(self, changes: Changes) -> None:
         if self.devices.type == "cpu":  # elsewhere DDP would synchronise the device to read its times
@@ -168,6 +161,13 @@ def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
         return average
 
     return in_turn
+
+
+def init_group(name: str, world: World, store: Store, timeout: float) -> None:
+    """Create the default process group; `timeout`, in seconds, bounds its calls and those of later groups."""
+    bound_new_groups(timeout)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
 
 
 def bound_new_groups(seconds: float | None) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.utils.serialization import config
 
 from cpudist.checkpoints import folders, manifest, state
@@ -158,19 +159,18 @@ def read(
     if model is not None:
         modules["model"] = model
     others = {name: value for name, value in more.items() if state.is_stateful(value) and name not in modules}
-    metadata: Metadata = FileSystemReader(folder).read_metadata()
-    wanted: list[tuple[str, ...]] = [("values",), *((name,) for name in others)]
-    wanted += [("optimizer",)] if optimizer is not None else []
-    wanted += [("random", str(ranks.rank))] if with_random else []
-    tree = _placeholders(metadata, wanted)
-    if missing := [name for name in (*others, *(["optimizer"] if optimizer is not None else [])) if name not in tree]:
-        raise UserError(f"{folder} has no {state.few(missing)}; load without")
-    for name, module in modules.items():
-        tree[name] = _places_of(name, module, metadata, folder)
+    reader, optional = FileSystemReader(folder), {"optimizer"} if optimizer is not None else set()
+    metadata = reader.read_metadata()
+    places = {name: _places_of(name, module, metadata, folder) for name, module in modules.items()}
+    wanted = {"values", *others, *optional, *({f"random.{ranks.rank}"} if with_random else ())}
     with _quiet():
-        dcp.load(tree, storage_reader=FileSystemReader(folder), process_group=ranks.group, no_dist=ranks.alone)
+        tree = _load_state_dict_from_keys(wanted, storage_reader=reader, process_group=ranks.group)
+        if missing := [name for name in (*others, *optional) if name not in tree]:
+            raise UserError(f"{folder} has no {state.few(missing)}; load without")
+        dcp.load(places, storage_reader=reader, process_group=ranks.group, no_dist=ranks.alone)
     for name, module in modules.items():
-        state.unwrapped(module).load_state_dict(state.without_tuples(tree[name]))
+        values = {key: value[0] if isinstance(value, tuple) else value for key, value in places[name].items()}
+        state.unwrapped(module).load_state_dict(values)
     if model is not None and optimizer is not None:
         state.load_optimizer(model, optimizer, tree["optimizer"])
     for name, value in others.items():
@@ -182,25 +182,10 @@ def read(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide DCP's warning about a missing process group, and torch 2.8's warning about its own code."""
+    """Hide DCP's warnings about a missing process group, and torch 2.8's warning about its own code."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
+        warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)|TypedStorage is deprecated")
         yield
-
-
-def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str, Any]:
-    """Return the parts of a saved tree under the paths `wanted`, with empty tensors for DCP to load into."""
-    tree: dict[str, Any] = {}
-    for key, path in (metadata.planner_data or {}).items():
-        if any(path[: len(prefix)] == prefix for prefix in wanted):
-            node = tree
-            for name in path[:-1]:
-                node = node.setdefault(name, {})
-            about = metadata.state_dict_metadata[key]
-            node[path[-1]] = None
-            if isinstance(about, TensorStorageMetadata):
-                node[path[-1]] = torch.empty(about.size, dtype=about.properties.dtype)
-    return tree
 
 
 def _places_of(name: str, module: torch.nn.Module, metadata: Metadata, folder: Path) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from cpudist import answers
 
 FILE = "checkpoint.json"
 BLOCK = 1 << 22  # bytes to read or write at once
@@ -28,11 +30,11 @@ class Manifest:
         files: each file with its size in bytes and its CRC-32.
     """
 
-    step: int | None = None
-    world_size: int = 0
-    runs: Sequence[str] = ()
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    step: int | None
+    world_size: int
+    runs: tuple[str, ...]
+    trainer: Mapping[str, Any]
+    files: Mapping[str, tuple[int, str]]
 
 
 def seal(
@@ -47,19 +49,17 @@ def seal(
     files = dict(known or {})
     others = [path for path in folder.rglob("*") if path.is_file() and path != folder / FILE]
     files |= checksums(folder, [path for path in others if str(path.relative_to(folder)) not in files])
-    said = Manifest(step, world_size, runs, trainer or {}, files)
+    said = Manifest(step, world_size, tuple(runs), trainer or {}, files)
     (folder / FILE).write_text(json.dumps(asdict(said)) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> Manifest | None:
     """Return the content of FILE in `folder`; empty if there is no such file, None if it is damaged."""
     try:
-        said = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
-        return Manifest(said["step"], int(said["world_size"]), list(said["runs"]), dict(said["trainer"]), files)
+        return answers.read(Manifest, json.loads((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return Manifest()
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return Manifest(None, 0, (), {}, {})
+    except ValueError:
         return None
 
 

@@ -25,7 +25,6 @@ def may_be_of_run(job: Job, said: Manifest | None) -> bool:
 
 
 def started_again(job: Job) -> str:
-    """Return the text with which a message about a restart begins."""
     return f"restart {job.restarts}" if job.restarts else "started again"
 
 

@@ -53,7 +53,7 @@ def collect(
             tree[name] = (value.state_dict(),)
         else:
             tree["values"][name] = (value,)
-    return {name: _copied(part) for name, part in tree.items()} if copied else tree
+    return copy.deepcopy(tree) if copied else tree
 
 
 def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
@@ -66,7 +66,6 @@ def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether `value` can be saved and loaded by its own methods."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
@@ -84,11 +83,6 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
             model = original
         else:
             return model
-
-
-def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of a tree as a state dict again, with the values taken out of their tuples."""
-    return {name: value[0] if isinstance(value, tuple) else value for name, value in tree.items()}
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -191,11 +185,3 @@ def _with_tuples(state: Mapping[str, Any]) -> dict[str, Any]:
         else:
             tree[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else (value,)
     return tree
-
-
-def _copied(part: Any) -> Any:
-    if isinstance(part, torch.Tensor):
-        return part.clone()
-    if isinstance(part, dict):
-        return {key: _copied(value) for key, value in part.items()}
-    return copy.deepcopy(part)

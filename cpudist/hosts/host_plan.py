@@ -46,14 +46,13 @@ class HostPlan:
             self._require(placed)
         return placed
 
-    def usable(self, left_out: Sequence[Host]) -> list[Host]:
-        """Check all hosts except `left_out` again; return the usable ones."""
-        kept = [host for host in self.hosts if host not in left_out]
-        self._checked = self._check(kept)
+    def usable(self) -> list[Host]:
+        """Check all hosts again; return the usable ones."""
+        self._checked = self._check(self.hosts)
         errors = {host for host, found in self._checked.findings.items() if any(one.level == "error" for one in found)}
         for finding in self._checked.of_level("error"):
             say(f"warning: going on without {finding.line}")
-        return [host for host in kept if host not in errors]
+        return [host for host in self.hosts if host not in errors]
 
     def restart(self, usable: Sequence[Host]) -> list[Host]:
         """Spread the ranks over `usable` hosts; start fewer ranks if they do not all fit."""

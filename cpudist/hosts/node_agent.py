@@ -9,8 +9,8 @@ a while has lost `cpudist launch` and kills the job's processes. An agent whose 
 `cpudist launch` to start another agent of this job; if none starts, it kills them too.
 
 It writes a line for each event, and at least one per second. `ranks N` is the number of ranks on this host. `gone RANK`
-reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names the rank that a
-rank of this host blames for the failure. `left N` comes last and is the number of processes that could not be killed.
+reports that a rank has ended, `went RANK` that it has ended together with others. `left N` comes last and is the number
+of processes that could not be killed.
 
 It imports only the standard library and two small modules, so it starts at once, in Python's isolated mode.
 """
@@ -25,7 +25,7 @@ import time
 from contextlib import suppress
 
 from cpudist import processes
-from cpudist.lost_ranks import JOB_ID, told
+from cpudist.lost_ranks import JOB_ID
 from cpudist.processes import SSH_DAEMONS, Process
 
 KEEPALIVE_TIMEOUT = 25.0  # seconds
@@ -61,10 +61,7 @@ def main() -> None:
         received_at = time.monotonic()
     else:
         agent.end_connections()
-    left = agent.kill_all()
-    for rank in told(job):
-        report(f"blamed {rank}")
-    report(f"left {left}")
+    report(f"left {agent.kill_all()}")
 
 
 class _Agent:

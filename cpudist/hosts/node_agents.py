@@ -81,11 +81,6 @@ class NodeAgents:
         """Hosts whose agent has ended or has stopped answering."""
         return [agent.host for agent in self._agents if agent.is_lost]
 
-    @property
-    def blamed(self) -> list[int]:
-        """The ranks that a failure report blames; set by `end`."""
-        return next((agent.blamed for agent in self._agents if agent.blamed), [])
-
     def tick(self) -> None:
         """Read the agents' reports, send keepalives and renew lost connections; call it several times per second."""
         self._receive()
@@ -139,7 +134,6 @@ class _Agent:
         self.had_ranks = False
         self.answered = False
         self.ended = False
-        self.blamed: list[int] = []
         self.left: int | None = None
         words = [*python_main("cpudist.hosts.node_agent", "-I", "-S"), job, rank_variable]
         self.is_here = is_here(host.name)
@@ -196,7 +190,7 @@ class _Agent:
         gone: list[int | None] = []
         for line in lines:
             word, _, number = line.decode(errors="replace").partition(" ")
-            if word not in ("ranks", "gone", "went", "blamed", "left") or not number.isdecimal():
+            if word not in ("ranks", "gone", "went", "left") or not number.isdecimal():
                 continue  # the line is a login shell's greeting
             self.answered = True
             if word == "ranks":
@@ -205,8 +199,6 @@ class _Agent:
             elif word in ("gone", "went"):
                 self.ranks -= 1
                 gone.append(int(number) if word == "gone" else None)
-            elif word == "blamed":
-                self.blamed.append(int(number))
             else:
                 self.left = int(number)
         return gone
@@ -224,9 +216,5 @@ class _Agent:
 
     def close(self) -> None:
         """Kill the local process. An agent on a host that cannot be reached ends by its own timeout."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
+        with self._process:  # closes its pipes and waits
+            self._process.kill()

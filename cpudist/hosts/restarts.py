@@ -1,12 +1,10 @@
-"""Decide whether a failed job starts again, when, and on which hosts."""
+"""Decide whether a failed job starts again, and when."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from cpudist.console import say
-from cpudist.launchers.mpi_launcher import Host
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # the pause doubles between these bounds
 _LONG_ATTEMPT_SECONDS = 120.0
@@ -18,15 +16,12 @@ class Restarts:
 
     Attributes:
         count: how often the job has started again.
-        left_out: the hosts that get no ranks any more.
     """
 
     def __init__(self, most: int) -> None:
         self.count = 0
-        self.left_out: list[Host] = []
         self._most = most
         self._failures: list[float] = []
-        self._suspect: Host | None = None
         self._pause = 0.0
 
     def begin(self) -> None:
@@ -57,17 +52,3 @@ class Restarts:
     def number(self) -> str:
         """This restart's number, and the number that a day allows."""
         return f"{len(self._failures)} of {self._most}"
-
-    def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:
-        """Stop using the suspect of two failures in a row if at least `least` of the job's `hosts` remain."""
-        twice = suspect is not None and self._suspect is not None and suspect.name == self._suspect.name
-        self._suspect = suspect
-        host = next((host for host in hosts if suspect is not None and host.name == suspect.name), None)
-        if not twice or host is None or host in self.left_out:
-            return
-        left = len(hosts) - len(self.left_out) - 1
-        if left < least:
-            say(f"{host.name} failed twice in a row, and stays: without it {left} hosts are left (--min-nodes {least})")
-            return
-        self.left_out.append(host)
-        say(f"warning: going on without {host.where}: {host.name}, which failed twice in a row")

@@ -58,9 +58,8 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         by_user = job.status == USER_ERROR and not job.reason  # a restart would fail in the same way
         if job.status == 0 or job.stopped or by_user or not restarts.after_failure():
             return job.status or FAILED * output_lost
-        restarts.leave_out(job.suspect, plan.hosts, least)
         # Unreachable hosts may come back, for example after a power cut.
-        while len(usable := plan.usable(restarts.left_out)) < least:
+        while len(usable := plan.usable()) < least:
             say(f"{len(usable)} of {len(plan.hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
                 return job.status

@@ -21,7 +21,7 @@ from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.hosts.remote import names
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
-from cpudist.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
+from cpudist.lost_ranks import JOB_ID, first_killed, killed_by
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
@@ -49,14 +49,12 @@ class JobExit:
         stopped: whether a signal to this process has ended it.
         reason: why it failed or was stopped; empty where the ranks have reported it themselves.
         output_lost: whether some of its output could not be written.
-        suspect: the host that may have caused the failure: it was lost, or its rank was killed or stuck.
     """
 
     status: int
     stopped: bool = False
     reason: str = ""
     output_lost: bool = False
-    suspect: Host | None = None
 
 
 def supervise(
@@ -106,7 +104,7 @@ def supervise(
             reason = _wait(process, agents, relays, report_start, stop, _STOP_SECONDS if grace is None else grace)
             ended = _has_ended(process)
         finally:
-            lost, unreached = agents.lost, agents.end()
+            unreached = agents.end()
             if process is not None:  # the node agents have killed its other processes
                 _signal_group(process, signal.SIGKILL)
                 process.wait()
@@ -121,25 +119,14 @@ def supervise(
         return JobExit(128 + stop[0], stopped=True, reason=why, output_lost=output_lost)
     if unreached and not reason:
         reason = f"{names(unreached)} cannot be reached to make sure that no process is left there"
-    suspect = lost[0] if lost else _suspect(killed, agents.blamed, hosts)
     if not ended:
-        return JobExit(FAILED, reason=reason, output_lost=output_lost, suspect=suspect)
+        return JobExit(FAILED, reason=reason, output_lost=output_lost)
     status = process.returncode
     if killed:
         reason = str(killed)
     elif status < 0:
         reason = f"the launcher, {Path(command[0]).name}, {killed_by(-status)}"
-    return JobExit(status if status >= 0 else 128 - status, reason=reason, output_lost=output_lost, suspect=suspect)
-
-
-def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Host]) -> Host | None:
-    """Return the host of a killed rank or of `blamed` ranks; None if unknown or several. MPIs fill hosts in order."""
-    if killed is not None and killed.rank is None and killed.host:
-        return next((host for host in hosts if host.name == killed.host), None)
-    ranks = blamed if killed is None or killed.rank is None else [killed.rank]
-    placed = [host for host in hosts for _ in range(host.slots or 0)]
-    found = {placed[rank] for rank in ranks if rank < len(placed)}
-    return found.pop() if len(found) == 1 else None
+    return JobExit(status if status >= 0 else 128 - status, reason=reason, output_lost=output_lost)
 
 
 def _wait(

@@ -64,7 +64,6 @@ class Patch:
             check that the target exists; another patch uses it.
         parameters: the names of the original's parameters; "..." allows any others. None: do not check them.
         attributes: names that the original must have.
-        versions: the versions of the package that have the target; empty: all in `KNOWN`.
     """
 
     target: str
@@ -72,17 +71,11 @@ class Patch:
     function: Callable[[Any, Context], Any] | None = None
     parameters: str | None = None
     attributes: str = ""
-    versions: str = ""
 
     @property
     def module(self) -> str:
-        """The module that holds the target."""
         return self.target.partition(":")[0]
 
-
-_SAVING = "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it"
-_DELETING = "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it"
-_UNEQUAL = "resumed on a number of ranks that does not divide a step's samples, ranks get unequal shares"
 
 # The patches of a module are applied in this order.
 PATCHES = (
@@ -101,7 +94,7 @@ PATCHES = (
     Patch("accelerate.state:DistributedType.MULTI_CPU", "the value that _prepare_backend returns"),
     Patch(
         "accelerate.data_loader:BatchSamplerShard",
-        _UNEQUAL,
+        "resumed on a number of ranks that does not divide a step's samples, ranks get unequal shares",
         parameters="batch_sampler, num_processes, process_index, split_batches, even_batches",
     ),
     Patch(
@@ -137,7 +130,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.trainer:Trainer._save_checkpoint",
-        _SAVING,
+        "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it",
         trainer_checkpoints.save_checkpoint,
         "self, model, trial",
     ),
@@ -152,15 +145,17 @@ PATCHES = (
         "with --async-checkpoint it is kept in memory, and written later",
         parameters="tensors, filename, metadata",
     ),
-    Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
-    Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),
-    Patch("transformers.trainer:shutil", _DELETING, trainer_checkpoints.replace_shutil, attributes="rmtree"),
     Patch(
-        "transformers.trainer_utils:shutil",
-        _DELETING,
+        "transformers.trainer:Trainer",
+        "methods that one Trainer has others of while it saves, or trains with unequal shares",
+        attributes="_get_output_dir, _push_from_checkpoint, get_train_dataloader, get_batch_samples, "
+        "get_total_train_batch_size",
+    ),
+    Patch(
+        "transformers.trainer:shutil",
+        "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it",
         trainer_checkpoints.replace_shutil,
         attributes="rmtree",
-        versions=">=5",
     ),
     Patch(
         "transformers.trainer:Trainer.train",
@@ -173,11 +168,6 @@ PATCHES = (
         "transformers 4 takes the batch size of the checkpoint instead of the one that keeps a step's samples",
         parameters="json_path",
     ),
-    Patch("transformers.trainer:Trainer.get_train_dataloader", _UNEQUAL, parameters="self"),
-    Patch(
-        "transformers.trainer:Trainer.get_batch_samples", _UNEQUAL, parameters="self, epoch_iterator, num_batches, ..."
-    ),
-    Patch("transformers.trainer:Trainer.get_total_train_batch_size", _UNEQUAL, parameters="self, args"),
 )
 
 
@@ -203,8 +193,6 @@ def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
 
     package = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
-    if known and not SpecifierSet(patch.versions).contains(package.__version__, prereleases=True):
-        return
     *classes, name = patch.target.partition(":")[2].split(".")
     owner: Any = module
     for part in classes:

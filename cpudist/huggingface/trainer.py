@@ -85,14 +85,12 @@ def _optimize(trainer: Any, context: Context) -> None:
     dtype = computing_type(args)  # for accelerate's autocast; prepare_model reports float32 instead of bfloat16
     if args.bf16 and dtype is torch.float32:
         trainer.use_cpu_amp = False  # autocast of transformers 4.57, in addition to accelerate's
-    formats = kernels.autocast_in(dtype)
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        applied.note(["native", *([kernels.fused_name(optimizer)] if fused else []), *formats], dtype)
+        applied.note(["native", *([f"fused {type(optimizer).__name__}"] if fused else [])], dtype)
         return
     no_ipex = kernels.why_not_ipex(args.torch_compile)
-    chosen = kernels.apply(model, optimizer, no_ipex, parallel_dropout=args.parallel_dropout) + formats
-    applied.note(chosen, dtype)
+    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, parallel_dropout=args.parallel_dropout), dtype)
     warning = f"warning: --use_ipex: {no_ipex}; going on with " if no_ipex else ""
     applied.announce(chosen, dtype, no_ipex, warning=warning)
 

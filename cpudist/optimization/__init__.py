@@ -72,9 +72,8 @@ def optimize(
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
     computed = precision.fitting(dtype)
     because = ([precision.IN_FLOAT32] if computed is not dtype else []) + ([no_ipex] if no_ipex else [])
-    chosen = kernels.apply(model, optimizer, no_ipex, keep_memory, parallel_dropout) + kernels.autocast_in(computed)
+    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, keep_memory, parallel_dropout), computed)
     precision.compute_in(model, computed)
-    applied.note(chosen, computed)
     applied.announce(chosen, computed, no_ipex, because=f" ({'; '.join(because)})" if because else "")
     return model, optimizer
 
@@ -96,4 +95,4 @@ def scaler() -> Any:
         >>> cpudist.step(optimizer, scaler)
     """
     job.require()
-    return torch.amp.GradScaler("cpu", enabled=applied.needs_scaler())
+    return torch.amp.GradScaler("cpu", enabled=torch.float16 in applied.dtypes)

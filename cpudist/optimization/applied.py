@@ -9,40 +9,28 @@ from cpudist import job
 from cpudist.console import say
 from cpudist.optimization import precision
 
-_dtypes: set[torch.dtype] = set()  # The models of the running job compute in these types.
+dtypes: set[torch.dtype] = set()  # The models of the running job compute in these types.
 
 
-def note(names: list[str], dtype: torch.dtype) -> None:
+def note(names: list[str], dtype: torch.dtype) -> list[str]:
     """Record the optimizations of a model that computes in `dtype`; the run record has the newest model's.
 
-    Args:
-        names: the record's entries; the first is "ipex" or "native".
-        dtype: the type that the model computes in.
+    Returns: the record's entries: `names`, whose first is "ipex" or "native", and autocast.
     """
-    _dtypes.add(dtype)
+    if dtype is not torch.float32:
+        names = [*names, f"{precision.name(dtype)} autocast"]
+    dtypes.add(dtype)
     running = job.current()
     if running is not None:
         running.record.optimizations = names
-        running.changes.then(_dtypes.clear)
-
-
-def needs_scaler() -> bool:
-    """Return whether a model of the running job computes in float16, whose small gradients would become zero."""
-    return torch.float16 in _dtypes
+        running.changes.then(dtypes.clear)
+    return names
 
 
 def announce(
     names: list[str], dtype: torch.dtype, no_ipex: str | None, *, warning: str = "", because: str = ""
 ) -> None:
-    """Print one line on rank 0: the optimizations, and remarks for the user.
-
-    Args:
-        names: the record's entries.
-        dtype: the type that the model computes in.
-        no_ipex: why Intel's extension is not used; None if it is used.
-        warning: text to print before the entries.
-        because: text to print after the entries.
-    """
+    """Print one line on rank 0: the record's entries between two texts, and remarks; for the others see `note`."""
     slow = dtype is torch.bfloat16 and not precision.has_bf16()
     slowness = "; this CPU has no bfloat16 instructions: expect no gain from it" if slow else ""
     uncompiled = "" if no_ipex else "; torch.compile is off beside Intel's extension"
@@ -51,5 +39,4 @@ def announce(
 
 
 def rank() -> int:
-    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -15,6 +15,7 @@ import hashlib
 import platform
 import timeit
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def ensure_built(cache: Path | None = None) -> Path:
 def library() -> Library:
     """Describe the kernel's library, which belongs to one torch version."""
     content = hashlib.sha256(b"".join(source.read_bytes() for source in sorted(_SOURCES.iterdir())))
-    key = f"dropout-{platform.machine()}-torch{compiler.torch_version()}-{content.hexdigest()[:12]}"
+    key = f"dropout-{platform.machine()}-torch{version('torch')}-{content.hexdigest()[:12]}"
     source = _SOURCES / "dropout.cpp"
     return Library(
         *(FILE, "the dropout kernel", "15 to 30 seconds of a core", key),

@@ -30,11 +30,7 @@ _NOT_COMPILED = "beside Intel's extension compiled models get no gradients below
 
 
 def missing(compiled: bool = False) -> str | None:
-    """Return why Intel's extension cannot be used here; None if it can.
-
-    Args:
-        compiled: whether `torch.compile` will compile the model.
-    """
+    """Return why Intel's extension cannot be used here, for a model that is `compiled` or not; None if it can."""
     try:
         found = version(PACKAGE)
     except PackageNotFoundError:

@@ -9,17 +9,13 @@ from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.optimization import dropout, ipex, native
 from cpudist.optimization.applied import rank
-from cpudist.optimization.precision import device_type, name
+from cpudist.optimization.precision import device_type
 
 ONE_THREAD = "dropout on one thread"  # The run record has this entry if the kernel cannot be compiled.
 
 
 def why_not_ipex(compiled: bool = False) -> str | None:
-    """Return why Intel's extension cannot be used here; None if it can.
-
-    Args:
-        compiled: whether the model will be compiled.
-    """
+    """Return why Intel's extension cannot be used here, for a model that is `compiled` or not; None if it can."""
     if device_type() != "cpu":
         return f"Intel's extension is not for the backend {job.require().world.backend}"
     return ipex.missing(compiled)
@@ -45,12 +41,7 @@ def apply(
 ) -> list[str]:
     """Apply every optimization except the number format to a model and its optimizer, in place. Call it before DDP.
 
-    Args:
-        model: as for `optimize`.
-        optimizer: as for `optimize`.
-        no_ipex: why Intel's extension is not used; None to use it.
-        keep_memory: whether freed memory is kept in the process.
-        parallel_dropout: whether dropout is drawn on all threads.
+    Args are those of `optimize`, but `no_ipex`: why Intel's extension is not used; None to use it.
 
     Returns:
         The applied optimizations, as the run record lists them; the first entry is "ipex" or "native".
@@ -61,30 +52,15 @@ def apply(
     if not no_ipex:
         ipex.apply(model, optimizer)
     if optimizer is not None and native.fuse(optimizer):
-        chosen.append(fused_name(optimizer))
+        chosen.append(f"fused {type(optimizer).__name__}")
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
-    if parallel_dropout:
-        return chosen + _divide_dropout(model)
-    dropout.restore(model)
-    return chosen
-
-
-def fused_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the run record's entry for a fused optimizer."""
-    return f"fused {type(optimizer).__name__}"
-
-
-def autocast_in(dtype: torch.dtype) -> list[str]:
-    """Return the run record's entries for a model that computes in `dtype`."""
-    return [] if dtype is torch.float32 else [f"{name(dtype)} autocast"]
-
-
-def _divide_dropout(model: torch.nn.Module) -> list[str]:
-    """Draw the model's dropout on all threads, if that is faster; return the record's entries for it."""
+    if not parallel_dropout:
+        dropout.restore(model)
+        return chosen
     try:
-        return ["parallel dropout"] if dropout.divide(model) else []
+        return [*chosen, "parallel dropout"] if dropout.divide(model) else chosen
     except UserError as error:
         if rank() == 0:
             say(f"warning: {error}; dropout stays on one thread")
-        return [ONE_THREAD]
+        return [*chosen, ONE_THREAD]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import getpass
 import os
 import platform
 import tempfile
@@ -83,14 +82,10 @@ def own_compile_cache(rank: int) -> str:
     In a shared folder, a rank that is killed while it writes leaves a truncated library for all ranks.
     """
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in OpenShift's pods; OSError from Python 3.13 on
-        user = str(os.getuid())
-    try:
         temporary = tempfile.gettempdir()
     except FileNotFoundError:  # no folder can be written; only torch.compile will fail
         temporary = "/tmp"
-    return str(Path(temporary, f"torchinductor_{user}", f"rank{rank}"))
+    return str(Path(temporary, f"torchinductor_{os.getuid()}", f"rank{rank}"))
 
 
 def keep_freed() -> bool:

@@ -64,7 +64,6 @@ def has_bf16(files: Files | None = None) -> bool:
 
 
 def name(dtype: torch.dtype) -> str:
-    """Return the name of `dtype` without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -115,7 +115,6 @@ class Connection:
         return self._number(Code.ADD, self._name(key), protocol.number(amount))
 
     def append(self, key: str, value: bytes) -> None:
-        """Append to the value of a key, which is empty at first."""
         self._ask(Code.APPEND, self._name(key), value)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
@@ -123,7 +122,6 @@ class Connection:
         return self._ask(Code.COMPARE_SET, self._name(key), expected, desired)[1][0]
 
     def delete(self, key: str) -> bool:
-        """Delete a key; return whether it was there."""
         return bool(self._number(Code.DELETE, self._name(key)))
 
     def count(self) -> int:
@@ -163,7 +161,6 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed or lost."""
         return self._socket.fileno() < 0
 
     def _name(self, key: str) -> bytes:

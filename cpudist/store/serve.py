@@ -8,6 +8,7 @@ ignores the job's signals: if a launcher kills all ranks at once, only this proc
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -17,8 +18,6 @@ import sys
 
 from cpudist.console import say
 from cpudist.store.server import Server
-
-_BACKLOG = 4096
 
 
 def main() -> None:
@@ -35,8 +34,11 @@ def main() -> None:
         print(f"error {error.strerror}".split(" (while")[0], flush=True)
         return
     print(listening[0].getsockname()[1], flush=True)
-    server = Server(bytes.fromhex(options["token"]), listening, options["keepalive_timeout"])
-    for text in server.run(sys.stdin.fileno(), _release_output)[:1]:  # later losses are consequences of the first
+    asyncio.run(_serve(Server(bytes.fromhex(options["token"]), listening, options["keepalive_timeout"])))
+
+
+async def _serve(server: Server) -> None:
+    for text in (await server.run(sys.stdin.fileno(), _release_output))[:1]:  # later losses follow from the first
         say(text)
 
 
@@ -57,10 +59,10 @@ def listen(addresses: list[str], port: int) -> list[socket.socket]:
         first = _listen_at(addresses[0], port)
         return [first, *(_listen_at(address, first.getsockname()[1]) for address in addresses[1:])]
     if socket.has_dualstack_ipv6():
-        return [socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
-    return [socket.create_server(("", port), backlog=_BACKLOG)]
+        return [socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)]
+    return [socket.create_server(("", port))]
 
 
 def _listen_at(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    return socket.create_server((address, port), family=family)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import time
+from asyncio import AbstractEventLoop, TimerHandle
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,24 +17,22 @@ class Wait:
         keys: the keys to wait for.
         enough: `all` or `any`: whether all keys are needed or one.
         done: called once; its argument is whether the keys were set in time.
-        over: completed or cancelled.
     """
 
     keys: Sequence[bytes]
     enough: Callable[[Iterable[bool]], bool]
     done: Callable[[bool], None]
-    over: bool = False
+    timer: TimerHandle | None = None
 
 
 class Values:
-    """Keys and values, as bytes."""
+    """Keys and values, as bytes; `loop` limits the time of waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
         self._values: dict[bytes, bytes] = {}
         self._since: dict[bytes, float] = {}  # time at which each key was last set
         self._waiting: defaultdict[bytes, set[Wait]] = defaultdict(set)
-        self._deadlines: list[tuple[float, int, Wait]] = []
-        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._values)
@@ -62,7 +59,6 @@ class Values:
         return total
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Append to a value, which is empty at first."""
         self.set(key, self._values.get(key, b"") + value)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
@@ -81,33 +77,22 @@ class Values:
         return time.monotonic() - self._since[key] if key in self._values else None
 
     def wait(self, wait: Wait, seconds: float) -> None:
-        """Complete `wait` as soon as its keys are set, or after `seconds` (by `expire`)."""
+        """Complete `wait` as soon as its keys are set, or after `seconds`."""
         if self._is_there(wait):
-            self._end(wait, True)
+            wait.done(True)
             return
         for key in wait.keys:
             self._waiting[key].add(wait)
-        heapq.heappush(self._deadlines, (time.monotonic() + seconds, next(self._numbers), wait))
+        wait.timer = self._loop.call_later(seconds, self._end, wait, False)
 
     def forget(self, wait: Wait) -> None:
         """Cancel `wait`."""
-        wait.over = True
+        if wait.timer is not None:
+            wait.timer.cancel()
         for key in wait.keys:
             self._waiting[key].discard(wait)
             if not self._waiting[key]:
                 del self._waiting[key]
-
-    def expire(self) -> float | None:
-        """Complete the waits that have timed out; return the seconds until the next deadline, None if there is none."""
-        while self._deadlines:
-            deadline, _, wait = self._deadlines[0]
-            left = deadline - time.monotonic()
-            if not wait.over and left > 0:
-                return left
-            heapq.heappop(self._deadlines)
-            if not wait.over:
-                self._end(wait, False)
-        return None
 
     def _is_there(self, wait: Wait) -> bool:
         return wait.enough(key in self._values for key in wait.keys)

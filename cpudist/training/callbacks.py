@@ -110,7 +110,6 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         self._stops = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Install the signal handlers."""
         self._interruption.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

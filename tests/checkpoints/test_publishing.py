@@ -82,12 +82,6 @@ def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
         jobs[0].complete(gone, Ranks(), True, lambda: None, lambda parts: None)
 
 
-def test_a_name_that_another_rank_gives_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ranks, "all_gather", lambda self, value: [("../../.ssh", None)])
-    with pytest.raises(UserError, match="a stranger writes to the job's store; set CPUDIST_TOKEN"):
-        Publisher(tmp_path).begin("checkpoint-5", Ranks(), publishes=True)
-
-
 def test_an_error_of_any_rank_is_raised_on_all() -> None:
     class Two(Ranks):
         def all_gather(self, value: object) -> list[object]:

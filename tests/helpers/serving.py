@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 
@@ -51,5 +52,5 @@ class Serving:
         return not self._thread.is_alive()
 
     def _run(self, reading: int) -> None:
-        self.reports += self.server.run(reading, self.released.set)
+        self.reports += asyncio.run(self.server.run(reading, self.released.set))
         os.close(reading)

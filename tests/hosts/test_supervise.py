@@ -6,15 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
-from cpudist.hosts.supervise import _Output, _suspect, supervise
+from cpudist.hosts.supervise import _Output
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi_launcher import Host
-from cpudist.lost_ranks import LostRank
 
 pytestmark = pytest.mark.job
 
@@ -26,6 +23,7 @@ subprocess.run(["sleep", "2"], env={{**os.environ, "PMI_RANK": "0"}})
 os.close(2)
 print(*range({LINES}), sep="\\n")
 """
+LOST = "cpudist: rank 0 ended without an error message (killed?)"  # as the store would report the rank
 # Its rank takes a while to save a checkpoint.
 SAVER = """
 import os, signal, subprocess, sys
@@ -35,14 +33,15 @@ for number in numbers:
 rank = (
     "import signal, sys, time\\n"
     "def save(number, _):\\n"
-    "    time.sleep({})\\n"
+    "    time.sleep(SECONDS)\\n"
     "    print('saved at', signal.Signals(number).name, flush=True)\\n"
+    "    print(LOST, file=sys.stderr)\\n"
     "    sys.exit(1)\\n"
     "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1): signal.signal(number, save)\\n"
     "print('at work', flush=True)\\n"
     "time.sleep(1000)"
 )
-sys.exit(subprocess.run([sys.executable, "-c", rank], env={{**os.environ, "PMI_RANK": "0"}}).returncode)
+sys.exit(subprocess.run([sys.executable, "-c", rank], env={**os.environ, "PMI_RANK": "0"}).returncode)
 """
 SUPERVISE = """
 import os, sys, uuid
@@ -78,9 +77,9 @@ def test_a_reader_may_take_its_time() -> None:
 @pytest.mark.parametrize(
     ("number", "grace", "takes", "said", "reason"),
     [
-        (signal.SIGINT, ["60"], 1, "saved at SIGINT\n", ""),
-        (signal.SIGUSR1, ["60"], 0, "saved at SIGUSR1\n", ""),
-        (signal.SIGHUP, ["60"], 0, "saved at SIGTERM\n", ""),
+        (signal.SIGINT, ["60"], 1, "saved at SIGINT\n", f"{LOST}\n"),
+        (signal.SIGUSR1, ["60"], 0, "saved at SIGUSR1\n", f"{LOST}\n"),
+        (signal.SIGHUP, ["60"], 0, "saved at SIGTERM\n", f"{LOST}\n"),
         (signal.SIGTERM, ["1"], 1000, "", "stopped by SIGTERM\n"),
         (signal.SIGTERM, [], 0, "saved at SIGTERM\n", "stopped by SIGTERM\n"),
     ],
@@ -88,7 +87,8 @@ def test_a_reader_may_take_its_time() -> None:
 def test_ranks_get_the_signal_and_time_to_save(
     number: signal.Signals, grace: list[str], takes: int, said: str, reason: str
 ) -> None:
-    command = [sys.executable, "-c", SUPERVISE, SAVER.format(takes), *grace]
+    saver = SAVER.replace("SECONDS", str(takes)).replace("LOST", repr(LOST))
+    command = [sys.executable, "-c", SUPERVISE, saver, *grace]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as supervising:
         try:
             assert supervising.stdout.readline() == "at work\n"
@@ -129,7 +129,7 @@ def test_a_launcher_that_is_killed_or_starts_no_rank(does: str, status: int, rea
     words = [sys.executable, "-c", SUPERVISE, does]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, reason in done.stderr.splitlines()[-1]) == (status, True), done.stderr
-    assert (status == 1) == ("waiting for localhost" in done.stderr)
+    assert done.stderr.count("starting on 1 host: waiting for localhost\n") == (status == 1)
 
 
 def test_a_reader_without_blocking_gets_all() -> None:
@@ -160,29 +160,3 @@ def test_intels_banner_is_not_shown(lines: int) -> None:
     with open(reader, "rb") as shown:
         assert shown.read().decode() == f"{ours}\nstep 1\n\n\nstep 2\n{line}"
     assert output.tail == text.decode(), "launch learns from it who was killed"
-
-
-@pytest.mark.parametrize(
-    ("killed", "blamed", "host"),
-    [
-        (None, [2, 3], "h1"),
-        (None, [1, 3], None),  # on two hosts
-        (None, [], None),  # an exception
-        (LostRank(9, 0, "h0"), [3], "h0"),
-        (LostRank(9, None, "h1"), [], "h1"),
-        (LostRank(9), [1], "h0"),  # the launcher has killed the others, too
-    ],
-)
-def test_the_host_that_a_failure_may_come_from(killed: LostRank | None, blamed: list[int], host: str | None) -> None:
-    """Two ranks on each host."""
-    found = _suspect(killed, blamed, [Host("h0", 2), Host("h1", 2)])
-    assert (found and found.name) == host
-
-
-def test_launch_learns_from_its_ranks_who_was_lost() -> None:
-    tells = "from cpudist.lost_ranks import tell_launch; tell_launch([1])"
-    launcher = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {tells!r}])\nsys.exit(1)"
-    hosts, variables = [Host("localhost", 2)], {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
-    job = supervise(IntelMpi, [sys.executable, "-c", launcher], variables, hosts)
-    assert (job.status, job.suspect) == (1, hosts[0])
-    assert not list(Path("/tmp").glob(f"*{variables['CPUDIST_JOB_ID']}*"))

@@ -269,7 +269,7 @@ def test_gradients_of_a_function_of_the_parameters() -> None:
 
 def test_a_scaler_scales_once_any_model_of_the_job_is_in_float16(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "check", lambda dtype: None)
-    monkeypatch.setattr(applied, "_dtypes", set())  # of the models of earlier tests
+    monkeypatch.setattr(applied, "dtypes", set())  # of the models of earlier tests
     assert not cpudist.scaler().is_enabled()
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         cpudist.optimize(nn.Linear(2, 2), None, dtype, keep_memory=False)

@@ -97,6 +97,18 @@ def test_an_unknown_name(name_known: bool, seconds: float, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
+    ("silent", "members", "names"),
+    [([1], (), "rank 1 (h1, last in train.py:9)"), ([1, 2], (0, 2), "rank 2"), ([1], (0, 2), "the other ranks")],
+)
+def test_a_wait_of_ranks_that_have_come_names_who_does_not_answer(
+    silent: list[int], members: tuple[int, ...], names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "whereabouts", lambda: {1: "h1, last in train.py:9"})
+    monkeypatch.setattr(gather, "silent", lambda: silent)
+    assert re.split("[:,] (?:no|which)", gather.awaited(members))[0] == names
+
+
+@pytest.mark.parametrize(
     ("rank", "size", "arrived", "named"),
     [
         (0, 22, [], r"ranks 1, .*, 20, … of 22"),

@@ -1,5 +1,7 @@
 """What the store keeps, and who is told of what."""
 
+import asyncio
+
 from clocks import Clock
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from cpudist.store import values as values_module
 from cpudist.store.values import Values, Wait
 
+LOOP = asyncio.new_event_loop()
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 
 
@@ -14,7 +17,7 @@ KEYS = st.sampled_from([b"a", b"b", b"c"])
     events=st.lists(st.one_of(KEYS, st.tuples(st.sampled_from([all, any]), st.lists(KEYS, min_size=1, max_size=3)))),
 )
 def test_everybody_is_told_once_as_soon_as_the_keys_are_there(events: list) -> None:
-    values, there, waits = Values(), set(), []
+    values, there, waits = Values(LOOP), set(), []
     for event in events:
         if isinstance(event, bytes):
             values.set(event, b"")
@@ -33,27 +36,25 @@ def test_everybody_is_told_once_as_soon_as_the_keys_are_there(events: list) -> N
     assert not values._waiting, "nobody is kept for ever"
 
 
-def test_waits_end_at_their_deadlines_and_the_next_deadline_is_known(clock: Clock) -> None:
-    clock.drives(values_module)
-    values, told = Values(), []
-    for name, seconds in (("late", 9), ("soon", 2), ("never", 5)):
-        values.wait(Wait([b"missing"], any, lambda there, name=name: told.append((name, there))), seconds)
-    assert values.expire() == 2
-    clock.now += 1.9
-    assert (round(values.expire() or 0, 6), told) == (0.1, [])
-    clock.now += 0.1
-    assert (values.expire(), told) == (3, [("soon", False)])
-    never = next(wait for _, _, wait in values._deadlines)
-    values.forget(never)
-    clock.now += 6
-    assert (values.expire(), told) == (1, [("soon", False)]), "a cancelled wait is told nothing"
-    values.set(b"missing", b"")
-    assert (values.expire(), told) == (None, [("soon", False), ("late", True)])
+def test_waits_end_at_their_deadlines_unless_they_are_cancelled() -> None:
+    values, told, over = Values(LOOP), [], LOOP.create_future()
+    waits = {
+        name: Wait([name.encode()], any, lambda there, name=name: told.append((name, there)))
+        for name in ("set", "soon", "never")
+    }
+    for seconds, wait in enumerate(waits.values()):
+        values.wait(wait, 0.01 * seconds + 0.05)
+    values.wait(Wait([b"end"], any, over.set_result), 0.1)
+    values.forget(waits["never"])
+    values.set(b"set", b"")
+    assert not LOOP.run_until_complete(over)
+    assert told == [("set", True), ("soon", False)]
+    assert not values._waiting
 
 
 def test_the_age_of_a_value_counts_from_its_last_change(clock: Clock) -> None:
     clock.drives(values_module)
-    values = Values()
+    values = Values(LOOP)
     values.set(b"key", b"")
     clock.now += 3
     assert (values.age(b"key"), values.age(b"missing")) == (3, None)

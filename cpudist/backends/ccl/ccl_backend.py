@@ -80,7 +80,7 @@ class CclBackend(ProcessGroupBackend):
     def stop(self) -> None:
         extension.load().drain(_DRAIN_SECONDS)
         super().stop()
-        intel.show_installed()
+        intel.hide_installed(False)
 
     def transport(self) -> str | None:
         return str(extension.load().transport)

@@ -15,7 +15,7 @@ from cpudist.backends.ccl import extension
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.pinning import data_cores
-from cpudist.rendezvous import all_gather
+from cpudist.rendezvous import all_gather, awaited
 from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.waiting import bounded
@@ -90,17 +90,19 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         module.lend_computing_threads(cores=spare + torch.get_num_threads())
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
-    if whole_job and shared_memory and rank == 0 and (counts := _unequal_counts(nodes)):
+    counts = Counter(nodes).values()
+    if whole_job and shared_memory and rank == 0 and min(counts) < max(counts):
         say(
-            f"warning: large sums go without shared memory, since hosts have {counts} ranks; start as many on each of"
-            " them"
+            f"warning: large sums go without shared memory, since hosts have {min(counts)} to {max(counts)} ranks;"
+            " start as many on each of them"
         )
     if mpi:
         extension.start_mpi()
     else:
         extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
     # Creating a communicator cannot be interrupted. All ranks have come, so it takes seconds.
-    with bounded(f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS), rank == 0):
+    what, limit = f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS)
+    with bounded(what, limit, rank == 0 and not whole_job, lambda: awaited(options.global_ranks_in_group)):
         return module.create_group(
             PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, mpi, wire
         )
@@ -116,12 +118,6 @@ def _chosen_sums(chosen: set[str | None]) -> str | None:
     if len(named) > 1:
         raise UserError(f"CCL_ALLREDUCE differs between ranks ({', '.join(named)}); set the same on all of them")
     return named[0] if named else None
-
-
-def _unequal_counts(nodes: list[int]) -> str:
-    """Return the numbers of ranks on the hosts, such as "1 to 3"; empty if they are equal."""
-    counts = set(Counter(nodes).values())
-    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else ""
 
 
 def chosen_transports(chosen: set[str]) -> tuple[bool, bool]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from cpudist import compiler
-from cpudist.backends.ccl.toolchain import OneCcl, compile_command, find_libraries, find_oneccl
+from cpudist.backends.ccl.toolchain import PACKAGE, compile_command, find_libraries, find_oneccl
 from cpudist.compiler import Library
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -21,11 +22,11 @@ MODULE = "cpudist_ccl.so"
 LIBRARIES = "/".join([".."] * 7)
 
 
-def module(oneccl: OneCcl, libraries: str | None = None) -> Library:
+def module(oneccl: Path, libraries: str | None = None) -> Library:
     """Describe the extension module of this environment.
 
     Args:
-        oneccl: the oneCCL to link.
+        oneccl: the folder of the oneCCL to link.
         libraries: folder in which the module finds shared libraries; None: this oneCCL's. Wheels use `LIBRARIES`.
     """
     return Library(
@@ -69,8 +70,8 @@ def prebuilt_for() -> str:
     return f"torch{compiler.torch_release()}-{_PYTHON}"
 
 
-def _key(oneccl: OneCcl) -> str:
-    content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary contains this path as DT_RPATH
+def _key(oneccl: Path) -> str:
+    content = hashlib.sha256(str(oneccl).encode())  # the binary contains this path as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
-    return f"torch{compiler.torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
+    return f"torch{version('torch')}-{_PYTHON}-oneccl{version(PACKAGE)}-{content.hexdigest()[:12]}"

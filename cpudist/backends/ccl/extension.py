@@ -112,9 +112,15 @@ def _initialised_mpi() -> str:
 def apply_settings() -> Transport:
     """Set oneCCL's variables that the user has not set, and return the transport; oneCCL reads them when it starts."""
     chosen = transport()
-    for name, value in settings(chosen).items():
-        os.environ.setdefault(name, value)
     os.environ["CCL_ATL_TRANSPORT"] = chosen  # overwrites the value that a rank's child has inherited
+    # Turn off oneCCL's polling thread: it slows down a computing core, and over OFI a small allreduce takes 8 ms
+    # instead of 24 us. csrc/engine.hpp makes progress instead.
+    os.environ.setdefault("CCL_WORKER_OFFLOAD", "0")
+    # By default oneCCL chooses an algorithm by this rank's bytes. Ranks with different shares then choose different
+    # algorithms and deadlock (a scatter of 9.6 MB at 2 ranks).
+    os.environ.setdefault("CCL_ALLTOALLV", "scatter")
+    # Otherwise every rank prints oneCCL's warnings, also about the settings above.
+    os.environ.setdefault("CCL_LOG_LEVEL", "error")
     return chosen
 
 
@@ -141,21 +147,6 @@ def _in_mpi_world(variables: Mapping[str, str]) -> bool:
         return False
     # A process may have inherited MPI variables and have its own WORLD_SIZE.
     return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
-
-
-def settings(chosen: Transport) -> dict[str, str]:
-    """Return the environment variables of oneCCL's settings."""
-    return {
-        "CCL_ATL_TRANSPORT": chosen,
-        # Turn off oneCCL's polling thread: it slows down a computing core, and over OFI a small allreduce takes 8 ms
-        # instead of 24 us. csrc/engine.hpp makes progress instead.
-        "CCL_WORKER_OFFLOAD": "0",
-        # By default oneCCL chooses an algorithm by this rank's bytes. Ranks with different shares then choose different
-        # algorithms and deadlock (a scatter of 9.6 MB at 2 ranks).
-        "CCL_ALLTOALLV": "scatter",
-        # Otherwise every rank prints oneCCL's warnings, also about the settings above.
-        "CCL_LOG_LEVEL": "error",
-    }
 
 
 def _leave(module: Any) -> None:

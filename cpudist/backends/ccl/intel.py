@@ -12,7 +12,6 @@ cpudist's ``ccl`` in torch.
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -21,26 +20,23 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from types import FrameType, ModuleType
 
+from cpudist.errors import is_user_code
+
 _IMPORT_NAMES = ("oneccl_bindings_for_pytorch", "torch_ccl")  # the second name was used before torch 1.13
 _DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")
 
 
 def offer_to_scripts() -> None:
     """Make import statements of the user's code find the stand-in if Intel's package is not installed."""
-    if _offered not in sys.meta_path:
-        sys.meta_path.append(_offered)
+    if _finder not in sys.meta_path:
+        sys.meta_path.append(_finder)
 
 
-def hide_installed() -> None:
-    """Make all imports of Intel's names return the stand-in, even if Intel's package is installed."""
-    if _in_place not in sys.meta_path:
-        sys.meta_path.insert(0, _in_place)
-
-
-def show_installed() -> None:
-    """Undo `hide_installed`."""
-    if _in_place in sys.meta_path:
-        sys.meta_path.remove(_in_place)
+def hide_installed(hidden: bool = True) -> None:
+    """Make all imports of Intel's names return the stand-in, even if Intel's package is installed, or undo this."""
+    _finder.for_all = hidden
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _finder]
+    sys.meta_path.insert(0 if hidden else len(sys.meta_path), _finder)
 
 
 def installed() -> str | None:
@@ -54,12 +50,16 @@ def installed() -> str | None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Find the stand-in under Intel's names."""
+    """Find the stand-in under Intel's names: for import statements of the user's code, or `for_all`."""
+
+    for_all = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self) if fullname in _IMPORT_NAMES else None
+        if fullname not in _IMPORT_NAMES or not (self.for_all or _is_imported_by_user()):
+            return None
+        return spec_from_loader(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:
         """Set the attributes of Intel's module that scripts read: `cwd`, and `__file__` for its folder."""
@@ -69,34 +69,12 @@ class _Finder(MetaPathFinder, Loader):
         vars(module)["cwd"] = str(here.parent)
 
 
-class _FinderForScripts(_Finder):
-    """Find the stand-in only for import statements of the user's code."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _IMPORT_NAMES or not _is_users(_importer()):
-            return None
-        return super().find_spec(fullname, path, target)
+_finder = _Finder()
 
 
-_offered, _in_place = _FinderForScripts(), _Finder()
-
-
-def _importer() -> FrameType | None:
-    """Return the frame of the import statement; if `importlib.util.find_spec` was called, that function's frame."""
+def _is_imported_by_user() -> bool:
+    """Return whether the user's code runs the import statement; for `importlib.util.find_spec` this is not the case."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         frame = frame.f_back
-    return frame
-
-
-def _is_users(frame: FrameType | None) -> bool:
-    """Return whether a frame runs the user's code, neither an installed package's nor the standard library's."""
-    if frame is None:
-        return False
-    if frame.f_globals.get("__name__") == "__main__":
-        return True
-    file = Path(frame.f_code.co_filename)
-    in_packages = {"site-packages", "dist-packages"}.intersection(file.parts)
-    return file.is_absolute() and not in_packages and not file.is_relative_to(sysconfig.get_path("stdlib"))
+    return frame is not None and is_user_code(frame)

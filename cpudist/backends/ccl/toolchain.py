@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from cpudist.compiler import Compiler
 from cpudist.errors import UserError
+
+PACKAGE = "oneccl-cpu-devel"
 
 _STATIC_LIBRARY = "lib/ccl/cpu/lib/libccl.a"
 _HEADER = "include/oneapi/ccl.hpp"
 _HWLOC = "lib/libhwloc.so.15"
 
 
-@dataclass(frozen=True)
-class OneCcl:
-    """An installation of oneCCL: the folder that holds ``include`` and ``lib``, and its version."""
-
-    prefix: Path
-    version: str
-
-    @property
-    def lib(self) -> Path:
-        """The folder of its libraries."""
-        return self.prefix / "lib"
-
-
 @cache
-def find_oneccl() -> OneCcl:
-    """Find the oneCCL that pip has installed for compiling (package oneccl-cpu-devel).
+def find_oneccl() -> Path:
+    """Return the folder with ``include`` and ``lib`` of the oneCCL that pip has installed for compiling (`PACKAGE`).
 
     Raises:
         UserError: oneCCL is not installed, or lacks its headers or its static library.
     """
-    prefix = _find("oneccl-cpu-devel", "build", _HEADER, _STATIC_LIBRARY, _HWLOC)
-    return OneCcl(prefix, version("oneccl-cpu-devel"))
+    return _find(PACKAGE, "build", _HEADER, _STATIC_LIBRARY, _HWLOC)
 
 
 @cache
@@ -72,7 +59,7 @@ def _find(name: str, extras: str, *files: str) -> Path:
 
 
 def compile_command(
-    compiler: Compiler, oneccl: OneCcl, source: Path, output: Path, libraries: str | None = None
+    compiler: Compiler, oneccl: Path, source: Path, output: Path, libraries: str | None = None
 ) -> list[str]:
     """Return the command that compiles and links the extension module; `source` includes all other sources.
 
@@ -96,9 +83,9 @@ def compile_command(
     return [
         *(*compiler.command, "-O2", "-o", str(output), str(source)),
         *pybind,
-        *(f"-isystem{path}" for path in (python_include, oneccl.prefix / "include")),
+        *(f"-isystem{path}" for path in (python_include, oneccl / "include")),
         *compiler.torch_options(source),
-        f"-L{oneccl.lib}",
-        *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libhwloc.so.15", "-ltorch_python"),
-        *(f"-Wl,-rpath,{libraries or oneccl.lib}", "-Wl,--disable-new-dtags"),
+        f"-L{oneccl / 'lib'}",
+        *(str(oneccl / _STATIC_LIBRARY), "-l:libhwloc.so.15", "-ltorch_python"),
+        *(f"-Wl,-rpath,{libraries or oneccl / 'lib'}", "-Wl,--disable-new-dtags"),
     ]

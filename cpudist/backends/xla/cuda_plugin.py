@@ -9,7 +9,6 @@ import torch_xla
 from torch_xla.experimental import plugins
 
 from cpudist.backends.xla import gpu
-from cpudist.console import say
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -75,12 +74,3 @@ def _autocast(changes: Changes) -> None:
 
     changes.attribute(torch.autocast, "__enter__", begin)
     changes.attribute(torch.autocast, "__exit__", end)
-
-
-def check_autocast() -> None:
-    """Warn if ``torch.autocast("xla")`` has no effect; call it after the device has started."""
-    one = torch.ones(1, 1, device="xla")
-    with torch.autocast("xla", dtype=torch.bfloat16):
-        product = one @ one
-    if product.dtype is not torch.bfloat16:
-        say("warning: torch.autocast has no effect on this GPU, so bfloat16 is float32; leave it out")

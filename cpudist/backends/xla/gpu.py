@@ -37,7 +37,6 @@ def lacks() -> str | None:
 
 
 def library() -> Path:
-    """Return the plugin's shared library."""
     return Path(str(distribution(_PLUGIN).locate_file("jax_plugins/xla_cuda12/xla_cuda_plugin.so")))
 
 

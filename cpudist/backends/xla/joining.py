@@ -38,14 +38,14 @@ def join_runtime(world: World) -> None:
     from torch_xla import runtime
 
     if world.size > 1:
-        changes = Changes()
-        for name, value in _torchrun_variables(world).items():
-            changes.default_variable(name, value)
-        try:
+        # torchrun's variables of this rank, because the runtime supports no other launcher.
+        variables = {name: str(getattr(world, field)) for field, name in Env.placement_variables.items()}
+        variables |= {"MASTER_ADDR": world.hosts[0], "TORCHELASTIC_RUN_ID": "cpudist"}
+        with Changes() as changes:
+            for name, value in variables.items():
+                changes.default_variable(name, value)
             # The runtime chooses the process's device here, once for all calls; the store that it yields is not used.
             next(dist.rendezvous("xla://"))
-        finally:
-            changes.undo()
     connected = runtime.world_size(), runtime.process_count()
     if connected != (world.size, world.size):
         raise UserError(
@@ -58,12 +58,3 @@ def join_runtime(world: World) -> None:
             "and collectives go by that number; start the ranks in the order of the devices, as torchrun does, or one "
             "process with --mesh"
         )
-
-
-def _torchrun_variables(world: World) -> dict[str, str]:
-    """Return torchrun's variables of this rank: the runtime supports no other launcher."""
-    return {
-        **{name: str(getattr(world, field)) for field, name in Env.placement_variables.items()},
-        "MASTER_ADDR": world.hosts[0],
-        "TORCHELASTIC_RUN_ID": "cpudist",
-    }

@@ -61,5 +61,4 @@ def fit(axes: Mapping[str, int], devices: int) -> dict[str, int]:
 
 
 def text_of(axes: Mapping[str, int]) -> str:
-    """Return the axes in the form that `--mesh` takes."""
     return ",".join(f"{name}={size}" for name, size in axes.items())

@@ -1,7 +1,7 @@
 """Partition specs of parameters and batches.
 
-An entry of a spec is the name of a mesh's axis, several names (divided by all of them), or None (not divided). If a
-spec does not divide a tensor evenly, the runtime pads the tensor without a warning; such specs are not used here.
+An entry of a spec has the names of the mesh's axes that divide an axis of the tensor; () does not divide it. If a spec
+does not divide a tensor evenly, the runtime pads the tensor without a warning; such specs are not used here.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
+from cpudist.backends.xla import mesh
 from cpudist.errors import UserError
 
-Entry: TypeAlias = "str | tuple[str, ...] | None"
-Spec: TypeAlias = "tuple[Entry, ...]"
+Entry: TypeAlias = tuple[str, ...]
+Spec: TypeAlias = tuple[Entry, ...]
 
 # Specs for the parameters of any model; the first pattern that matches a parameter's name counts. As in Megatron-LM
 # (Shoeybi et al., 2019, section 3), the first of two layers is divided by its outputs, the second by its inputs.
 # Nothing is then sent between the two.
-_BY_OUTPUTS: Spec = ("model", "fsdp")  # for weights of shape (outputs, inputs)
-_BY_INPUTS: Spec = ("fsdp", "model")
-_EMBEDDING: Spec = (None, ("fsdp", "model"))  # divides the width, because vocabulary sizes are seldom divisible
+_BY_OUTPUTS: Spec = (("model",), ("fsdp",))  # for weights of shape (outputs, inputs)
+_BY_INPUTS: Spec = (("fsdp",), ("model",))
+_EMBEDDING: Spec = ((), ("fsdp", "model"))  # divides the width, because vocabulary sizes are seldom divisible
 
 # GPT-2's linear layers hold weights of shape (inputs, outputs).
 _GPT2 = {
@@ -49,16 +50,9 @@ _PATCHES = {"*.projection.weight": _BY_OUTPUTS}
 _TABLE: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _BY_OUTPUTS}
 
 
-def names_in(entry: Entry) -> tuple[str, ...]:
-    """Return the mesh's axes in one entry of a spec."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else entry
-
-
 def parts(entry: Entry, sizes: Mapping[str, int]) -> int:
     """Return the number of parts into which an entry divides an axis of a tensor; `sizes`: the mesh's axes."""
-    return math.prod(sizes[name] for name in names_in(entry))
+    return math.prod(sizes[name] for name in entry)
 
 
 def spec_of_batch(shape: Sequence[int], entry: Entry, sizes: Mapping[str, int]) -> Spec:
@@ -68,21 +62,11 @@ def spec_of_batch(shape: Sequence[int], entry: Entry, sizes: Mapping[str, int]) 
         UserError: the first axis does not divide evenly.
     """
     if shape[0] % parts(entry, sizes):
-        mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise UserError(
-            f"a batch ({' x '.join(map(str, shape))}) does not divide evenly by {_entry_text(names_in(entry))} on the "
-            f"mesh {mesh}: {shape[0]} into {parts(entry, sizes)} parts; take another batch size or mesh"
+            f"a batch ({' x '.join(map(str, shape))}) does not divide evenly by {', '.join(entry)} on the "
+            f"mesh {mesh.text_of(sizes)}: {shape[0]} into {parts(entry, sizes)} parts; take another batch size or mesh"
         )
-    return (entry, *[None] * (len(shape) - 1))
-
-
-def text_of(spec: Spec) -> str:
-    """Return a spec in the form (data, (fsdp, model), -)."""
-    return f"({', '.join(_entry_text(names_in(entry)) for entry in spec)})"
-
-
-def _entry_text(names: tuple[str, ...]) -> str:
-    return f"({', '.join(names)})" if len(names) > 1 else names[0] if names else "-"
+    return (entry, *[()] * (len(shape) - 1))
 
 
 def spec_for(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:
@@ -91,16 +75,16 @@ def spec_for(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:
     Axes that the mesh does not have, or that do not divide evenly, are left out.
     """
     if len(shape) < 2:  # a copy on every device is cheaper than communication
-        return (None,) * len(shape)
+        return ((),) * len(shape)
     spec = next(spec for pattern, spec in _TABLE.items() if fnmatchcase(name, pattern))
     fitting = [_fitting(entry, size, sizes) for entry, size in zip(spec, shape, strict=False)]
-    return (*fitting, *[None] * (len(shape) - len(fitting)))
+    return (*fitting, *[()] * (len(shape) - len(fitting)))
 
 
 def _fitting(entry: Entry, size: int, sizes: Mapping[str, int]) -> Entry:
     """Return the axes of an entry that are in the mesh and whose product divides `size`."""
-    kept: tuple[str, ...] = ()
-    for name in names_in(entry):
+    kept: Entry = ()
+    for name in entry:
         if name in sizes and size % parts((*kept, name), sizes) == 0:
             kept += (name,)
-    return kept or None
+    return kept

@@ -159,7 +159,6 @@ def count(kind: str) -> int | None:
 
 
 def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the runtime's environment variables for devices that are set."""
     return {name: value for name, value in sorted(variables.items()) if name.startswith(_VARIABLES)}
 
 

@@ -63,8 +63,6 @@ class Program:
             raise UserError(
                 f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; check that the device is there and free"
             ) from error
-        if choice.kind == "cuda":
-            cuda_plugin.check_autocast()
         # After `Sharding`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
         _keep_tied(changes)

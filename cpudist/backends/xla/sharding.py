@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch_xla
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
@@ -54,7 +53,7 @@ class Sharding:
         self.mesh = spmd.Mesh(list(range(count)), tuple(self.sizes.values()), tuple(self.sizes))
         self.mesh_text = mesh.text_of(self.sizes)
         self._show: Callable[[str], object] | None = print if options["show_sharding"] else None
-        self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes) or None
+        self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
         self._placed: Any = WeakIdKeyDictionary()  # parameter that the mesh divides -> its name
         self._mark: Callable[..., Any] = spmd.mark_sharding
         changes.then(partial(spmd.set_global_mesh, spmd.get_global_mesh()))
@@ -62,12 +61,7 @@ class Sharding:
         patches.replace(spmd, {"mark_sharding": self.mark_for_script}, changes)
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
-        """Check that no option of `DistributedDataParallel` would change results; no model is wrapped in it.
-
-        Raises:
-            UserError: one of the options changes DDP's results.
-            TypeError: DDP has no such option.
-        """
+        """Raise `UserError` if an option of DDP, which does not wrap the model, would change results."""
         inspect.signature(DistributedDataParallel).bind(None, **options)
         for name in ("process_group", "device_mesh", "mixed_precision"):
             if options.get(name) is not None:
@@ -92,21 +86,23 @@ class Sharding:
             The handle of the hook that places inputs.
         """
         if self._show:
-            self._show(_mesh_text(self.mesh_text, self.mesh))
+            self._show(f"mesh {self.mesh_text} of {self.mesh.size()} devices, in row-major order:")
         for name, parameter in model.named_parameters():
             spec = partition.spec_for(name, parameter.shape, self.sizes)
             self._place(name, parameter, spec)
-            if any(partition.names_in(entry) for entry in spec):
+            if any(spec):
                 self._placed[parameter] = name
         # torch.compile cannot trace mark_sharding (2.9).
         place = torch.compiler.disable(self._place_inputs)  # type: ignore[no-untyped-call]
         return model.register_forward_pre_hook(place, with_kwargs=True)
 
     def _place(self, name: str, tensor: Tensor, spec: Spec) -> None:
-        if any(partition.names_in(entry) for entry in spec):
-            self._mark(tensor, self.mesh, spec)
+        if any(spec):
+            self._mark(tensor, self.mesh, tuple(entry or None for entry in spec))
         if self._show:
-            self._show(_tensor_text(name, tensor, spec))
+            # XLA's own notation of the pieces and of their devices.
+            sharding = torch_xla._XLAC._get_xla_sharding_spec(tensor) or "{replicated}"
+            self._show(f"{name}  {' x '.join(map(str, tensor.shape))}  {sharding}")
 
     def _place_inputs(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         show = self._show
@@ -115,7 +111,7 @@ class Sharding:
         self._show = None if module.training else show  # only the first training batch is shown
 
     def _place_input(self, value: Any, training: bool) -> None:
-        if self._batch is None or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
+        if not self._batch or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
             return
         if value.shape[0] == 1 or (not training and value.shape[0] % partition.parts(self._batch, self.sizes)):
             return  # Every device has a copy: it is one value for all samples, or the last batch of an evaluation.
@@ -133,37 +129,3 @@ def _become_one_program() -> None:
     else:
         runtime.use_spmd()
     _is_one_program = True
-
-
-def _mesh_text(text: str, mesh: Any) -> str:
-    """Return the devices of a mesh as lines of text; the last axis runs from left to right."""
-    devices = mesh.get_logical_mesh()
-    rows = devices.reshape(-1, devices.shape[-1])
-    lines = ["  ".join(f"[{device}]" for device in row) for row in rows]
-    return f"mesh {text} of {devices.size} devices:\n" + "\n".join(f"    {line}" for line in lines)
-
-
-def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
-    """Return one line: a tensor's shape, its spec, and the devices of each piece, as the runtime reports them.
-
-    Pieces that are neighbours along the last divided axis are separated by ` | `, along others by ` / `.
-    """
-    shape = " x ".join(map(str, tensor.shape))
-    sharded = spmd.wrap_if_sharded(tensor)
-    if not isinstance(sharded, spmd.XLAShardedTensor) or not any(partition.names_in(entry) for entry in spec):
-        return f"{name}  {shape}  {partition.text_of(spec)}  whole on every device"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using a non-tuple")  # torch_xla's own indexing causes it (2.8)
-        shards = sharded.local_shards
-        piece = " x ".join(map(str, shards[0].unpadded_data.shape))
-    holders: dict[tuple[int, ...], list[str]] = {}
-    for shard in shards:
-        start = tuple(index.start or 0 for index in shard.indices)
-        holders.setdefault(start, []).append(str(shard.shard_device).rpartition(":")[2])
-    return f"{name}  {shape}  {partition.text_of(spec)}  pieces of {piece}: {_holders_text(holders)}"
-
-
-def _holders_text(holders: dict[tuple[int, ...], list[str]]) -> str:
-    cut = [axis for axis, starts in enumerate(zip(*holders, strict=True)) if len(set(starts)) > 1]
-    rows = itertools.groupby(sorted(holders), lambda start: [start[axis] for axis in cut[:-1]])
-    return " / ".join(" | ".join(",".join(holders[start]) for start in row) for _, row in rows)

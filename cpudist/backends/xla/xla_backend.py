@@ -6,7 +6,6 @@ The module imports torch in methods only; see `Backend`.
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,24 +56,20 @@ class XlaBackend(Backend):
         return None if self.devices.program is None else self.devices.program.host
 
     @property
-    def _through_host(self) -> bool:
-        return self.devices.program is not None and self.devices.program.through_host
+    def _carrier(self) -> ProcessGroupBackend | None:
+        """The backend that carries the device's tensors; None if the runtime does."""
+        return self._host if self.devices.program is not None and self.devices.program.through_host else None
 
     def unavailable(self) -> str | None:
         return pjrt.unusable(self.configured["device"], os.environ)
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        import torch.distributed as dist
-
-        from cpudist.backends.process_group import bound_new_groups
+        from cpudist.backends.process_group import init_group
 
         first = self.devices.program is None  # A script may destroy its process group and create another one.
-        bound_new_groups(timeout)
-        limit = timedelta(seconds=timeout)
         try:
             program = self.devices.program = self.devices.program or self._make_program(world, store, timeout)
-            name = program.group_name()
-            dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
+            init_group(program.group_name(), world, store, timeout)
         except BaseException:
             self.stop()
             raise
@@ -106,7 +101,7 @@ class XlaBackend(Backend):
         if self._sharding is not None:
             self._sharding.check_ddp_options(options)
             return model
-        if not self._through_host:  # PyTorch/XLA's documentation: DDP alone may not start from rank 0's weights
+        if self._carrier is None:  # PyTorch/XLA's documentation: DDP alone may not start from rank 0's weights
             from torch_xla.core import xla_model
 
             xla_model.broadcast_master_param(model)
@@ -137,8 +132,8 @@ class XlaBackend(Backend):
             self._host._bound(group.host, seconds)
 
     def transport(self) -> str | None:
-        if self._host is not None and self._through_host:
-            return self._host.transport()
+        if self._carrier is not None:
+            return self._carrier.transport()
         return None if self.devices.program is None else "pjrt"
 
     def calls(self) -> Calls | None:
@@ -147,13 +142,11 @@ class XlaBackend(Backend):
     def details(self) -> dict[str, Any]:
         import torch_xla
 
-        return {
-            "torch_xla": torch_xla.__version__,
-            **(self.devices.program.details() if self.devices.program is not None else {}),
-        }
+        found = {} if self.devices.program is None else self.devices.program.details()
+        return {"torch_xla": torch_xla.__version__, **found}
 
     def communication_seconds(self) -> float | None:
-        return self._host.communication_seconds() if self._host is not None and self._through_host else None
+        return None if self._carrier is None else self._carrier.communication_seconds()
 
     def stop(self) -> None:
         import torch.distributed as dist

@@ -39,7 +39,6 @@ class TwoSidedGroup(dist.ProcessGroup):
         self.device = device
 
     def getBackendName(self) -> str:  # noqa: N802 - c10d's name
-        """Return the name of both sides together."""
         return "xla"
 
     def _set_group_name(self, name: str) -> None:  # torch's own method fails: this group has no backends
@@ -47,7 +46,6 @@ class TwoSidedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:  # type: ignore[override]  # a NewType of str
-        """The name that torch has given the group."""
         return self._name
 
     def barrier(self, opts: Any = None) -> Any:  # torch passes opts by name

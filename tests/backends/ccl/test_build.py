@@ -73,13 +73,13 @@ def test_cxx_may_have_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         labels[str(cxx)] = re.sub("[0-9a-f]{8}", "DIGEST", found.label), found.openmp, len(found.command)
     openmp = ("-fopenmp",)
     assert list(labels.values()) == [
-        ("g++-12.2.0", openmp, 1),
-        ("g++-12.2.0", openmp, 2),
-        ("g++-DIGEST-12.2.0", openmp, 2),
-        ("g++-DIGEST-12.2.0", openmp, 4),
-        ("g++-12.2.0", openmp, 1),
-        ("c++-14.0.6", (), 1),
-        ("g++-13.1.0", openmp, 1),
+        ("g++", openmp, 1),
+        ("g++", openmp, 2),
+        ("g++-DIGEST", openmp, 2),
+        ("g++-DIGEST", openmp, 4),
+        ("g++", openmp, 1),
+        ("c++", (), 1),
+        ("g++", openmp, 1),
     ]
     for cxx in ("none-such", f"{cache} none-such", f"none-such {gcc}", "-m64", " "):
         monkeypatch.setenv("CXX", cxx)
@@ -92,14 +92,13 @@ def test_cxx_may_have_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_library_of_another_compiler_serves_only_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for label in ("clang++-14.0.6", "g++-12.2.0", "g++-12345678-12.2.0", "g++-9.4.0"):
+    for label in ("clang++", "g++", "g++-12345678"):
         library = tmp_path / "key" / label / "it.so"
         library.parent.mkdir(parents=True)
         library.touch()
     monkeypatch.delenv("CXX", raising=False)
-    assert compiler.find(LIBRARY, tmp_path).parent.name in ("g++-12.2.0", "g++-9.4.0")
-    for number in ("12.2.0", "9.4.0"):
-        (tmp_path / f"key/g++-{number}/it.so").unlink()
+    assert compiler.find(LIBRARY, tmp_path).parent.name == "g++"
+    (tmp_path / "key/g++/it.so").unlink()
     assert compiler.find(LIBRARY, tmp_path) is None, "g++ is here, and compiles its own"
     monkeypatch.setenv("CXX", "none-such")
     assert compiler.find(LIBRARY, tmp_path) is not None

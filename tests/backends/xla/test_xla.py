@@ -160,13 +160,13 @@ def test_a_rank_that_goes_wrong_ends_the_job(way: str, says: str) -> None:
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
     words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]
     result = _start(1, *train(*words, LOOP, str(tmp_path / "out")))
-    assert "mesh data=2,model=2 of 4 devices:\n    [0]  [1]\n    [2]  [3]\n" in result.stdout, result.output
+    assert "mesh data=2,model=2 of 4 devices, in row-major order:\n" in result.stdout, result.output
     for says in (
-        "0.bias  256  (-)  whole on every device\n",
-        "0.weight  256 x 64  (model, -)  pieces of 128 x 64: 0,2 | 1,3\n",
+        "0.bias  256  {replicated}\n",
+        "0.weight  256 x 64  {devices=[2,1,2]0,2,1,3 last_tile_dim_replicate}\n",
     ):
         assert says in result.stdout, result.output
-    assert result.stdout.count("a batch  32 x 64  (data, -)  pieces of 16 x 64: 0,1 | 2,3") == 1
+    assert result.stdout.count("a batch  32 x 64  {devices=[2,1,2]0,1,2,3") == 1
     details = json.loads((tmp_path / "r.json").read_text())["details"]
     assert details["mesh"] == "data=2,model=2"
     assert details["device_variables"]["CPU_NUM_DEVICES"] == "4"
