@@ -1,19 +1,56 @@
-"""The site is built without a dead link, and the documentation names all that there is."""
+"""The documentation's links lead somewhere, and its tables name all that there is."""
+
+from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
-import jobs
 import pytest
 
 from cpudist.version import __version__
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
+_REMEDY = re.compile(r"; |(^|[:?] )(copy|export|give|go|make|mount|remove|set|start|take)\b|\bmust (be|hold|lie)\b")
+_NAMES_IT_OTHERWISE = {
+    # The reason, at the end, says what to do.
+    "backend … cannot be used on rank …: …",
+    "backend xla cannot be used: …",
+    "ccl: communication is out of use in this process: …",
+    "ccl: … failed: …",
+    "it does not answer",  # the end of another message
+}
+
+
+def _without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as the site and code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", _without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _without_code(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -28,22 +65,39 @@ def test_the_site_has_every_page() -> None:
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"- {page.name}\n" not in plan] == []
 
 
-@pytest.mark.job
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MkDocs warns of dead links and anchors, and of names in the Python reference that do not exist."""
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    jobs.completed(words, 300, {"NO_MKDOCS_2_WARNING": "1"}, cwd=ROOT)
-    assert "notebook_launcher" in (tmp_path / "reference/python/index.html").read_text()
-    commands = (tmp_path / "reference/commands/index.html").read_text()
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.job
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    assert "notebook_launcher" in (site / "reference/python/index.html").read_text()
+    commands = (site / "reference/commands/index.html").read_text()
     for anchor in ("cpudist-train--compress", "cpudist-train-m", "cpudist-launch--ppn", "cpudist-bench--only"):
         assert f'id="{anchor}"' in commands
     for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/llms.txt").read_text()):
-        assert (tmp_path / link).is_file(), link
-    for page in tmp_path.rglob("index.html"):
+        assert (site / link).is_file(), link
+    for page in site.rglob("index.html"):
         assert not re.search(r"\n- <strong>|<td>#", page.read_text()), page  # lists and tables that MkDocs did not end
-    messages = (tmp_path / "reference/messages.md").read_text()
+    messages = (site / "reference/messages.md").read_text()
     for text in ("no backend can be used", "warning: not using", "all_to_all_single needs contiguous tensors"):
         assert text in messages  # of Python, of its warnings, of C++
+
+
+@pytest.mark.job
+def test_every_error_names_its_remedy(site: Path) -> None:
+    lists = re.findall(r"\*\*Errors\*\*\n\n((?:- .*\n)+)", (site / "reference/messages.md").read_text())
+    errors = set(re.findall(r"^- ``(.*) ``$", "".join(lists), re.MULTILINE))
+    assert len(errors) > 200
+    assert {error for error in errors if not _REMEDY.search(error)} - _NAMES_IT_OTHERWISE == set()
 
 
 def test_tables_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +107,16 @@ def test_tables_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     page = figures.PAGE.read_text()
     assert re.findall(r"<!-- table: (\w+) -->", page) == [*figures.TABLES]
     assert figures.fill(page) == page
+
+
+def test_pictures_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If not: `python scripts/pictures.py`. Another release of matplotlib draws the same in other words."""
+    matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    pictures = importlib.import_module("pictures")
+    for name in pictures.PICTURES:
+        content = pictures.path(name).read_bytes()
+        assert content == pictures.svg(name) or f"Matplotlib v{matplotlib.__version__}".encode() not in content, name
 
 
 def test_the_image_has_the_version() -> None:
