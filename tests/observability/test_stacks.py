@@ -56,7 +56,7 @@ def _show(file: Path) -> None:
         return ["all_reduce #2" in texts[0], *["(process" in text[:20] for text in texts[2:]]] == [True] * 4
 
     try:
-        poll(hang, 30)
+        poll(hang, 60)
         unasked = sorted(one.address.rank for one in ask_ranks(processes) if one.address.job == name)
         full = next(
             job for job in re.split("^job of ", _shown("stacks", "--full"), flags=re.M) if job.startswith(f"{name}:")
@@ -88,7 +88,7 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
         lock(mutex)
         lock(mutex)
 
-    outputs = fork_ranks(script, 5, seconds=90)
+    outputs = fork_ranks(script, 5, seconds=150)
     assert (tmp_path / "shown").exists(), outputs
     lines, text, rows, unasked = json.loads((tmp_path / "shown").read_text())
     heading, *ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)
