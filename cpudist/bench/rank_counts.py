@@ -55,14 +55,15 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
     Raises:
         UserError: the steps of some ranks cannot be measured; the message has the end of their output.
     """
-    ranks, best, begin = 1, 0.0, time.monotonic()
+    ranks, best, end = 1, 0.0, time.monotonic() + _MODEL_SECONDS
     while ranks <= most:
         try:
-            found = one(ranks, script, _SCRIPT_SECONDS if script else _MODEL_SECONDS - (time.monotonic() - begin))
+            found = one(ranks, script, _SCRIPT_SECONDS if script else end - time.monotonic())
         except StepsTimedOut:
             if ranks == 1:
                 raise
-            return say(f"{ranks} ranks are left out: their steps were not timed within the limit")
+            say(f"{ranks} ranks are left out: their steps were not timed within the limit")
+            return
         yield found
         best = max(best, found.batches)
         if found.batches < _WORSE * best or 2 * ranks * found.memory > psutil.virtual_memory().available:

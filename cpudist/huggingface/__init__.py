@@ -147,7 +147,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.trainer:Trainer",
-        "methods that one Trainer has others of while it saves, or trains with unequal shares",
+        "methods that are replaced on one Trainer while it saves, or trains with unequal shares",
         attributes="_get_output_dir, _push_from_checkpoint, get_train_dataloader, get_batch_samples, "
         "get_total_train_batch_size",
     ),

@@ -30,7 +30,7 @@ def note(names: list[str], dtype: torch.dtype) -> list[str]:
 def announce(
     names: list[str], dtype: torch.dtype, no_ipex: str | None, *, warning: str = "", because: str = ""
 ) -> None:
-    """Print one line on rank 0: the record's entries between two texts, and remarks; for the others see `note`."""
+    """Print one line on rank 0: `warning`, the record's entries `names`, `because`, and remarks about `dtype`."""
     slow = dtype is torch.bfloat16 and not precision.has_bf16()
     slowness = "; this CPU has no bfloat16 instructions: expect no gain from it" if slow else ""
     uncompiled = "" if no_ipex else "; torch.compile is off beside Intel's extension"

@@ -41,7 +41,7 @@ def apply(
 ) -> list[str]:
     """Apply every optimization except the number format to a model and its optimizer, in place. Call it before DDP.
 
-    Args are those of `optimize`, but `no_ipex`: why Intel's extension is not used; None to use it.
+    The arguments are those of `optimize`, and `no_ipex`: why Intel's extension is not used, None to use it.
 
     Returns:
         The applied optimizations, as the run record lists them; the first entry is "ipex" or "native".
@@ -52,7 +52,7 @@ def apply(
     if not no_ipex:
         ipex.apply(model, optimizer)
     if optimizer is not None and native.fuse(optimizer):
-        chosen.append(f"fused {type(optimizer).__name__}")
+        chosen.append(fused_name(optimizer))
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
     if not parallel_dropout:
@@ -64,3 +64,8 @@ def apply(
         if rank() == 0:
             say(f"warning: {error}; dropout stays on one thread")
         return [*chosen, ONE_THREAD]
+
+
+def fused_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the run record's entry for a fused optimizer."""
+    return f"fused {type(optimizer).__name__}"

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from cpudist.store import protocol
 from cpudist.store.protocol import Code
@@ -26,6 +27,12 @@ _HANDSHAKE_SECONDS = 5.0
 _MOST_UNAUTHENTICATED = 128
 _LINGER_SECONDS = 5.0  # Longest time to serve other ranks after rank 0's process has ended.
 _BACKLOG = 4096
+
+
+def _report_faults(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report exceptions in this server's code, but no OSError: if file descriptors run out, asyncio accepts again."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
 
 
 class _Peer(asyncio.Protocol):
@@ -90,8 +97,7 @@ class Server:
             The reports about lost clients that no remaining client has made, in the order of the losses.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        # If file descriptors have run out, asyncio accepts again a second later. Its warnings would not help users.
-        loop.set_exception_handler(lambda *_: None)
+        loop.set_exception_handler(_report_faults)
         self._values = Values(loop)
         loop.add_reader(owner, ended.set)
         new_peer = partial(_Peer, self)

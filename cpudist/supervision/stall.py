@@ -64,7 +64,7 @@ class Stall:
         self._counter, self._progress = counter, progress
         self._explain, self._show, self._before_end = explain, show, before_end
         # The timer expires after the other ranks have noticed the stall; they then wait for its stacks.
-        late = 2 * max(1.0, heartbeat.seconds) + 1
+        late = heartbeat.answer_seconds / 2 + 1
         self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
         self._begun = False
         self._last: object = None  # this rank's signs of life at the last beat
