@@ -81,6 +81,7 @@ class Watch:
         self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process
         self._ending = threading.Lock()
+        self._publishing = threading.Lock()  # so that no earlier status replaces the one at the end
         self._at_end = False
         self._first_at_end = False
         self._rank_0_finished = False
@@ -140,7 +141,6 @@ class Watch:
         """
         if self._heartbeat.stopped.is_set():
             return
-        self._at_end = True
         try:
             self._finish()
         except StoreLost:
@@ -175,7 +175,9 @@ class Watch:
                 self.on_failure(1)
 
     def _finish(self) -> None:
-        publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
+        with self._publishing:
+            self._at_end = True
+            publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
         finished = self._store.add(_FINISHED, 1)
         self._first_at_end = finished == 1
         if finished == self.world.size:
@@ -239,8 +241,9 @@ class Watch:
 
         Long is 10 seconds, reported once for each line of the script, and a third of the timeout, once for each call.
         """
-        status = self._own_status(at_end=self._at_end)
-        publish(store, status)
+        with self._publishing:
+            status = self._own_status(at_end=self._at_end)
+            publish(store, status)
         (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:

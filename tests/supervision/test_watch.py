@@ -12,6 +12,7 @@ import pytest
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
+from cpudist.supervision import watch as module
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus
 from cpudist.supervision.watch import RanksMissing, Watch
@@ -50,6 +51,40 @@ def test_ranks_finish_together_and_the_store_ends_with_them(server: StoreProcess
         one.close()
     server.close()
     assert server._process.poll() == 0, "it does not wait for connections that the ranks have left open"
+
+
+def test_no_status_of_a_heartbeat_replaces_the_one_at_the_end(
+    server: StoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one alone has the pace of the whole training, for the record and the job's last line."""
+    published: list[bool] = []
+    reading, go_on = threading.Event(), threading.Event()
+    publish, host, other = module.publish, watch(server, 0, 20), watch(server, 1, 20)
+
+    def note(store: Connection, status: RankStatus) -> None:
+        publish(store, status)
+        if status.rank == 1:
+            published.append(status.at_end)
+
+    def slow(at_end: bool) -> RankStatus:
+        if threading.current_thread() is other._heartbeat._thread:
+            reading.set()
+            go_on.wait(20)
+        return RankStatus(1, "h0", "train.py:9", at_end=at_end)
+
+    monkeypatch.setattr(module, "publish", note)
+    monkeypatch.setattr(other, "_own_status", slow)
+    assert reading.wait(20)
+    end = threading.Thread(target=other.finish)
+    end.start()
+    assert not poll(lambda: True in published, 0.5), "it waits for the heartbeat"
+    go_on.set()
+    host.finish()
+    end.join(20)
+    assert published[-1]
+    assert published == sorted(published)
+    for one in (host, other):
+        one.close()
 
 
 def test_a_rank_that_waits_for_rank_0_at_the_end_gives_up_after_ten_timeouts(
