@@ -135,7 +135,7 @@ def _links(now: ClusterFigures) -> Iterator[Finding]:
         yield fault(
             name,
             [link for own in ways.values() for link in own],
-            f"{' and '.join(ways)} at most ",
+            f"{' and '.join(sorted(ways, reverse=True))} at most ",
             " on all of its links",
         )
     pairs: dict[frozenset[int], list[LinkFigures]] = {}
