@@ -81,11 +81,11 @@ def test_the_base_does_not_need_hugging_face() -> None:
     assert {"transformers", "accelerate", "datasets", "cloudpickle"}.isdisjoint(_needed(_BASE))
 
 
-def _make_environment(folder: Path) -> None:
-    """Make an environment of links to this one's packages: those of cpudist[build] and no other."""
+def _make_environment(folder: Path, extra: list[str]) -> None:
+    """Make an environment of links to this one's packages: those of cpudist with an extra and no other."""
     venv.create(folder, with_pip=False)
     installed = next(iter(distributions(name="cpudist", path=[str(_SITE)])))  # not the checkout's egg-info
-    for package in (installed, *_needed(_BASE + _EXTRAS["build"]).values()):
+    for package in (installed, *_needed(_BASE + extra).values()):
         for file in package.files or []:
             source = Path(os.path.normpath(str(package.locate_file(file))))
             if source.is_relative_to(_SITE):  # a folder of the package as a whole
@@ -105,7 +105,7 @@ def _make_environment(folder: Path) -> None:
 @pytest.mark.job
 def test_a_plain_script_runs_without_hugging_face(tmp_path: Path) -> None:
     folder = tmp_path / "env"
-    _make_environment(folder)
+    _make_environment(folder, _EXTRAS["build"])
     path = {"PATH": f"{folder}/bin:{jobs.environment()['PATH']}"}
     script = Path(__file__).parent / "checks" / "plain_ddp.py"
     mpirun = [str(folder / "bin" / "mpirun"), "-n", "2"]
@@ -117,3 +117,19 @@ def test_a_plain_script_runs_without_hugging_face(tmp_path: Path) -> None:
     result = jobs.run([str(folder / "bin" / "cpudist"), "bench", "hosts"], timeout=120, env=path)
     assert (result.returncode, result.stdout) == (2, ""), result.output
     assert "needs transformers; install it with: pip install 'cpudist[hf]'" in result.stderr
+
+
+@pytest.mark.job
+@pytest.mark.long
+def test_ranks_train_over_mpi_without_oneccl(tmp_path: Path) -> None:
+    """The extra mpi brings MPICH; here it is Intel MPI, which has the same ABI."""
+    folder = tmp_path / "env"
+    _make_environment(folder, ["impi-rt"])
+    path = {"PATH": f"{folder}/bin:{jobs.environment()['PATH']}", "CPUDIST_TRANSPORT": "mpi-alone"}
+    record, script = tmp_path / "record.json", Path(__file__).parent / "checks" / "plain_ddp.py"
+    train = ["cpudist-train", "--backend", "ccl", "--record", str(record), str(script)]
+    result = jobs.run([str(folder / "bin" / "mpirun"), "-n", "2", *train], timeout=240, env=path)
+    assert result.returncode == 0, result.output
+    found = json.loads(record.read_text())
+    assert found["transport"] == "mpi"
+    assert "not installed" in found["details"]["oneccl"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cpudist import backends
-from cpudist.backends.ccl.compilation import find_built
+from cpudist.backends.ccl.compilation import MODULE, find_built
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
 from cpudist.errors import Finding, UserError
@@ -63,7 +63,8 @@ def _ccl() -> Finding:
     if reason := load().ccl_error:
         remedy = f"rm -r {built.parent} and run cpudist build"
         return Finding("warning", "backend", f"{slow}, whose compiled module does not load: {reason}", remedy)
-    return Finding("ok", "backend", f"auto is ccl; compiled: {built}")
+    carrier = "oneCCL" if built.name == MODULE else "MPI, as oneCCL is not installed"
+    return Finding("ok", "backend", f"auto is ccl, between hosts over {carrier}; compiled: {built}")
 
 
 def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:
