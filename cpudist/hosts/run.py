@@ -109,8 +109,21 @@ def _mpirun_options(
     own = addresses(options.interface) if options.interface else resolved(socket.gethostname())
     only_ipv6 = file is not None and bool(own) and all(":" in address for address in own)
     return MpirunOptions(
-        number_of_ranks(placed), words, file, tuple(variables), options.interface, options.all_output, only_ipv6
+        number_of_ranks(placed),
+        words,
+        file,
+        _per_host(placed),
+        tuple(variables),
+        options.interface,
+        options.all_output,
+        only_ipv6,
     )
+
+
+def _per_host(placed: Sequence[Host]) -> int | None:
+    first, *others = [host.slots or 0 for host in placed]
+    even = all(count == first for count in others[:-1]) and max(others, default=0) <= first
+    return first if even else None
 
 
 @contextmanager

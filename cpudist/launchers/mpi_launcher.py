@@ -35,6 +35,7 @@ class MpirunOptions:
 
     Attributes:
         hostfile: a file in the MPI's own form; None: all ranks run on this host.
+        per_host: the number of ranks on each host, of which the last may have fewer; None: they differ.
         variables: names of the job's environment variables.
         interface: the network interface to use; None: the launcher chooses.
         all_output: whether each line of output is marked with its rank.
@@ -44,6 +45,7 @@ class MpirunOptions:
     count: int
     program: Sequence[str]
     hostfile: str | None = None
+    per_host: int | None = None
     variables: Sequence[str] = ()
     interface: str | None = None
     all_output: bool = False
