@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cpudist import backends
+from cpudist import backends, launchers
 from cpudist.backends.ccl.compilation import MODULE, find_built
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
@@ -20,13 +20,14 @@ from cpudist.topology.kernel_files import Files
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the name of this host, all backends, and the mpirun that would start ranks."""
+    """Check the name of this host, all backends, the mpirun that would start ranks, and the launcher of this process."""
     yield resolve(socket.gethostname())
     yield _ccl()
     for name, plugin in backends.plugins().items():
         for level, message, remedy in plugin.devices.findings(env):
             yield Finding(level, name, message, remedy)
     yield from _mpirun(env)
+    yield from _launcher(env)
 
 
 def resolve(name: str) -> Finding:
@@ -65,6 +66,18 @@ def _ccl() -> Finding:
         return Finding("warning", "backend", f"{slow}, whose compiled module does not load: {reason}", remedy)
     carrier = "oneCCL" if built.name == MODULE else "MPI, as oneCCL is not installed"
     return Finding("ok", "backend", f"auto is ccl, between hosts over {carrier}; compiled: {built}")
+
+
+def _launcher(env: Mapping[str, str]) -> Iterator[Finding]:
+    launcher = launchers.detect(env)
+    try:
+        place = launcher.placement()
+    except UserError as error:
+        message, _, remedy = str(error).partition(": ")
+        yield Finding("error", "launcher", f"{launcher.name}: {message}", remedy)
+    else:
+        if launcher.name != "single":
+            yield Finding("ok", "launcher", f"{launcher.name} started this process, rank {place.rank} of {place.size}")
 
 
 def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from launcher_variables import PALS
 
 from cpudist.cli import doctor as command
 from cpudist.doctor import libraries, memory, processor, usable_backends, versions
@@ -148,6 +149,11 @@ def test_another_mpirun_first_on_path(tmp_path: Path) -> None:
     found = levels(list(usable_backends.check(Files(tmp_path), {"PATH": str(tmp_path)})))
     assert found["mpirun"] == "warning"
     assert levels(usable_backends.check(Files(tmp_path), {"PATH": str(jobs.BIN)}))["mpirun"] == "ok"
+
+
+@pytest.mark.parametrize(("variables", "level"), [(PALS | {"PMI_SIZE": "4"}, "ok"), (PALS, "error"), ({}, None)])
+def test_the_launcher_of_this_process(tmp_path: Path, variables: dict[str, str], level: str | None) -> None:
+    assert levels(usable_backends.check(Files(tmp_path), variables)).get("launcher") == level
 
 
 @pytest.mark.job

@@ -192,7 +192,7 @@ def test_spread_fills_in_order_or_refuses(hosts: list[Host], ranks: int | None, 
 @pytest.mark.parametrize(
     ("mpi", "text"),
     [
-        *((mpi.option, "{h0}:2\n{h1_ipv4} slots=4\n") for mpi in MPIS),
+        *((mpi, "{h0}:2\n{h1_ipv4} slots=4\n") for mpi in ("intel", "mpich", "openmpi")),
         ("intel", "[{h0_ipv6}]:2\n{h1_ipv6} slots=4\n"),  # the others refuse IPv6
     ],
 )
