@@ -20,14 +20,14 @@ from cpudist.topology.kernel_files import Files
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the name of this host, all backends, the mpirun that would start ranks, and the launcher of this process."""
+    """Check the name of this host, all backends, the mpirun that would start ranks, and this process's launcher."""
     yield resolve(socket.gethostname())
     yield _ccl()
     for name, plugin in backends.plugins().items():
         for level, message, remedy in plugin.devices.findings(env):
             yield Finding(level, name, message, remedy)
     yield from _mpirun(env)
-    yield from _launcher(env)
+    yield from started_by(env)
 
 
 def resolve(name: str) -> Finding:
@@ -68,7 +68,8 @@ def _ccl() -> Finding:
     return Finding("ok", "backend", f"auto is ccl, between hosts over {carrier}; compiled: {built}")
 
 
-def _launcher(env: Mapping[str, str]) -> Iterator[Finding]:
+def started_by(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Report the launcher that started this process, if one did."""
     launcher = launchers.detect(env)
     try:
         place = launcher.placement()
