@@ -81,7 +81,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     for library, file in LIBRARIES.items():
         write_stub(path_of(library), library, folder / file)
-    others = f"{path_of('libc_nonshared.a')} AS_NEEDED ( {path_of('ld-linux-aarch64.so.1' if CROSS else 'ld-linux-x86-64.so.2')} )"
+    loader = path_of("ld-linux-aarch64.so.1" if CROSS else "ld-linux-x86-64.so.2")
+    others = f"{path_of('libc_nonshared.a')} AS_NEEDED ( {loader} )"
     folder.joinpath("libc.so").write_text(f"GROUP ( {folder / 'libc.so.6'} {others} )\n")
     missing = sorted(Path(__file__).parent.glob("missing.c*"))
     objects = [folder / f"{source.name}.o" for source in missing]
