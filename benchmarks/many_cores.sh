@@ -12,13 +12,15 @@ measure() {
 }
 
 lscpu | grep -E 'Model name|^CPU\(s\)|Thread|NUMA node\(s\)|L3'
-limit=40
+limit=20
 for ranks in $(printf '%s\n' 2 $((cores / 4)) "$cores" | awk '$1 > 1 && !seen[$1]++'); do
     measure mpirun -n "$ranks" cpudist bench collectives --quick
 done
+limit=50
 for ranks in $(printf '%s\n' 2 $((cores / 4)) | awk '$1 > 1 && !seen[$1]++'); do
     measure mpirun -n "$ranks" python benchmarks/ddp_step.py --shape 4 128 --quick
 done
 limit=80
 measure env OMP_NUM_THREADS=4 python benchmarks/optimize.py --quick
+limit=120
 measure cpudist plan --measure

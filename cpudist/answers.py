@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import cache
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
+_hints = cache(get_type_hints)  # a report reads the statuses of all ranks
 _LARGEST_INTEGER = 1 << 63  # arithmetic with floats fails on larger integers
 
 
@@ -38,7 +40,7 @@ def read(kind: type[T], fields: Any) -> T:
         ValueError: `fields` is not a JSON object, or a field is missing, unknown or of another type.
     """
     try:
-        hints = get_type_hints(kind)
+        hints = _hints(kind)  # type: ignore[arg-type]
         return kind(**{name: _read_value(hints[name], value) for name, value in fields.items()})
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"this is no {kind.__name__}: {error}") from None

@@ -84,20 +84,25 @@ def announced(describe: Callable[[], str], limit: float) -> Iterator[None]:
 
 
 @contextmanager
-def bounded(what: str, timeout: float, announces: bool = False) -> Iterator[None]:
+def bounded(
+    what: str, timeout: float, announces: bool = False, awaited: Callable[[], str] = lambda: "other ranks"
+) -> Iterator[None]:
     """End this process with a line about `what` if the block takes `timeout` seconds; the block cannot be
     interrupted.
 
     Args:
         announces: whether this rank also prints a line if the block takes more than 10 seconds.
+        awaited: called by another thread; returns whom the block waits for, for this line.
     """
 
     def end() -> None:
         why = "a rank is gone or cannot be reached; cpudist doctor --hostfile FILE looks for closed ports"
         end_now(1, f"{what} did not finish within {timeout:g} s: {why}")
 
-    line = f"{what} is waiting for other ranks" if announces else ""
-    with _after(usable(timeout), end), announced(lambda: line, timeout):
+    def line() -> str:
+        return f"{what} is waiting for {awaited()}" if announces else ""
+
+    with _after(usable(timeout), end), announced(line, timeout):
         yield
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Shows what the tests of a module do not notice: changes one expression at a time (mutmut) and runs the tests.
 #   scripts/mutants.sh store/values.py           all mutants of a module of cpudist/, in minutes
-#   scripts/mutants.sh --sample 80 store hosts   80 of each folder
+#   scripts/mutants.sh --sample 80 store         80 of a folder, always the same
 #   scripts/mutants.sh --help
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,18 +1,13 @@
 """Options, marks and settings of the whole suite."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 import sys
-import time
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
-import jobs
 import pytest
 from clocks import Clock
 
@@ -37,7 +32,6 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 
 _STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _unmarked: list[str] = []  # the test that runs, if it is not marked `job`
-_costs: defaultdict[str, Counter[str]] = defaultdict(Counter)  # folder -> tests, jobs and seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,47 +53,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="long: scripts/test.sh --long runs it"))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Kill processes that tests have forked and left behind, for which the interpreter would wait at its exit.
-
-    Hand what tests have cost to the process that reports it, where pytest-xdist runs them in several.
-    """
+def pytest_sessionfinish() -> None:
+    """Kill processes that tests have forked and left behind, for which the interpreter would wait at its exit."""
     for child in multiprocessing.active_children():
         child.kill()
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["costs"] = {folder: dict(cost) for folder, cost in _costs.items()}
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Add up what one of pytest-xdist's processes has reported; it has nothing to report if it died."""
-    for folder, cost in getattr(node, "workeroutput", {}).get("costs", {}).items():
-        _costs[folder] += Counter(cost)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the tests of each folder cost, if they have started jobs."""
-    total: Counter[str] = sum(_costs.values(), Counter())
-    if total["jobs"]:
-        terminalreporter.section("cost by folder")
-        for folder, cost in [*sorted(_costs.items()), ("all", total)]:
-            terminalreporter.write_line(
-                f"{folder:20} {cost['tests']:5} tests {cost['jobs']:5} jobs {cost['seconds']:7.0f} s"
-            )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Count what a test costs, and guard it and the fixtures that it sets up if it is not marked `job`."""
+    """Guard a test that is not marked `job`, and the fixtures that it sets up."""
     if not item.get_closest_marker("job"):
         _unmarked.append(item.nodeid)
-    began, jobs_before = time.monotonic(), len(jobs.started)
     try:
         return (yield)
     finally:
         _unmarked.clear()
-        folder = item.path.relative_to(item.config.rootpath).parts[1]
-        _costs[folder] += Counter(tests=1, jobs=len(jobs.started) - jobs_before, seconds=time.monotonic() - began)
 
 
 def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
@@ -119,6 +87,17 @@ def alone() -> Iterator[None]:
     cpudist.init("gloo")
     yield
     cpudist.shutdown()
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A server of a job's store, in a thread."""
+    from serving import Serving
+
+    serving = Serving()
+    yield serving
+    serving.lose_owner()
+    assert serving.ended(), "it waits a few seconds for clients that stay"
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """JSON of another process: an object of the right types, or ValueError."""
 
-from __future__ import annotations
-
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -58,19 +57,13 @@ def test_other_values_are_refused(name: str, value: Any) -> None:
         answers.read(Whole, {**asdict(WHOLE), name: value})
 
 
-@given(JSON | st.fixed_dictionaries(dict.fromkeys(asdict(WHOLE), JSON)))
-def test_any_json_is_read_or_refused(fields: Any) -> None:
+@given(JSON | st.fixed_dictionaries(dict.fromkeys(asdict(WHOLE), JSON)), st.text())
+def test_anything_is_read_or_refused(fields: Any, text: str) -> None:
+    for output in (text, "[" * 100_000 + text):
+        with suppress(ValueError):
+            answers.last_line(output)
     try:
         found = answers.read(Whole, fields)
     except ValueError:
         return
     assert asdict(answers.read(Whole, json.loads(json.dumps(asdict(found))))).keys() == asdict(WHOLE).keys()
-
-
-@given(st.text())
-def test_any_text_is_json_or_refused(text: str) -> None:
-    for output in (text, "[" * 100_000 + text):
-        try:
-            answers.last_line(output)
-        except ValueError:
-            continue

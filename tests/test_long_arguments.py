@@ -1,7 +1,5 @@
 """Arguments that launchers do not take reach the ranks unchanged."""
 
-from __future__ import annotations
-
 import os
 import sys
 

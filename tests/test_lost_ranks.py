@@ -1,7 +1,5 @@
 """Which rank was lost first, and the sentence that says so."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterator
@@ -36,9 +34,7 @@ def test_the_sentences() -> None:
     ],
     ids=["none", "one host", "several hosts", "another signal", "rank from the host", "unknown rank"],
 )
-def test_a_launcher_reports_its_own_kills_too(
-    killed: list[LostRank], first_ended: dict[str, int | None], first: LostRank | None
-) -> None:
+def test_who_was_killed(killed: list[LostRank], first_ended: dict[str, int | None], first: LostRank | None) -> None:
     assert first_killed(killed, first_ended) == first
 
 

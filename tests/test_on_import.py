@@ -1,33 +1,13 @@
 """An action follows a module's import: one that is over, to come, or under way."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from cpudist.on_import import after_import
-
-
-@pytest.fixture
-def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """A module that asks for its own import in the middle of it; what the action then finds in it."""
-    found: list[object] = []
-    helper = ModuleType("asks_for_late")
-    monkeypatch.setitem(sys.modules, helper.__name__, helper)
-
-    def ask() -> None:
-        cancel = after_import("late_module", lambda module: found.append(vars(module).get("last")))
-        if "cancel" in sys.argv:
-            cancel()
-
-    vars(helper)["ask"] = ask
-    (tmp_path / "late_module.py").write_text("import asks_for_late\nasks_for_late.ask()\n1 / divisor\nlast = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "late_module", raising=False)
-    return found
 
 
 def test_at_once_or_when_the_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,22 +27,17 @@ def test_at_once_or_when_the_module_is_imported(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delitem(sys.modules, "wanted_module")
 
 
-def test_at_the_end_of_an_import_under_way(late: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.divisor", 1, raising=False)
-    module = __import__("late_module")
-    assert late == [1]
-    assert type(module.__spec__).__name__ == "ModuleSpec"
+@pytest.mark.parametrize(("end", "expected"), [("last = 1", [1]), ("1 / 0", []), ("cancel()\nlast = 1", [])])
+def test_an_import_under_way(end: str, expected: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
 
+    def ask() -> Callable[[], None]:
+        return after_import("late_module", lambda module: found.append(vars(module).get("last")))
 
-def test_not_after_an_import_that_fails(late: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.divisor", 0, raising=False)
-    with pytest.raises(ZeroDivisionError):
-        __import__("late_module")
-    assert late == []
-
-
-def test_not_when_cancelled(late: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.divisor", 1, raising=False)
-    monkeypatch.setattr(sys, "argv", ["cancel"])
-    __import__("late_module")
-    assert late == []
+    monkeypatch.setattr("builtins.ask", ask, raising=False)
+    (tmp_path / "late_module.py").write_text(f"cancel = ask()\n{end}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "late_module", raising=False)
+    with suppress(ZeroDivisionError):
+        assert type(__import__("late_module").__spec__).__name__ == "ModuleSpec"
+    assert found == expected

@@ -1,9 +1,7 @@
 """The user's secrets, and folders that another user could have written."""
 
-from __future__ import annotations
-
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,42 +19,28 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_all_that_make_the_secret_at_once_have_the_same(home: Path) -> None:
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(private.secret())) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 16
-    assert len(set(found)) == 1
-    assert len(found[0]) == 64
+    with ThreadPoolExecutor(16) as pool:
+        (found,) = {future.result() for future in [pool.submit(private.secret) for _ in range(16)]}
+    assert len(found) == 64
     (file,) = (home / ".config/cpudist").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_secret_that_others_can_read_is_none(home: Path) -> None:
-    private.secret()
-    (home / ".config/cpudist/secret").chmod(0o644)
-    with pytest.raises(UserError, match=r"others may read it; .*CPUDIST_TOKEN"):
-        private.secret()
-
-
-@pytest.mark.parametrize("text", ["", "\n", "\udcff"])
-def test_a_secret_file_without_a_secret_is_an_error_that_names_it(home: Path, text: str) -> None:
-    file = home / ".config/cpudist/secret"
+@pytest.mark.parametrize(
+    ("text", "mode", "part"),
+    [
+        ("known to others", 0o644, r"others may read it; .*CPUDIST_TOKEN"),
+        ("a link is not followed", None, "CPUDIST_TOKEN"),
+        *((text, 0o600, "/.config/cpudist/secret") for text in ("", "\n", "\udcff")),
+    ],
+)
+def test_a_file_without_a_secret_names_the_remedy(home: Path, text: str, mode: int | None, part: str) -> None:
+    file, other = home / ".config/cpudist/secret", home / "other"
     file.parent.mkdir(parents=True)
-    file.touch(mode=0o600)
-    file.write_text(text, errors="surrogateescape")
-    with pytest.raises(UserError, match=str(file)):
-        private.secret()
-
-
-def test_a_link_in_its_place_is_not_followed(home: Path) -> None:
-    (home / ".config/cpudist").mkdir(parents=True)
-    (home / "other").write_text("known to others")
-    (home / "other").chmod(0o600)
-    (home / ".config/cpudist/secret").symlink_to(home / "other")
-    with pytest.raises(UserError, match="CPUDIST_TOKEN"):
+    other.write_text(text, errors="surrogateescape")
+    other.chmod(mode or 0o600)
+    other.rename(file) if mode else file.symlink_to(other)
+    with pytest.raises(UserError, match=part):
         private.secret()
 
 

@@ -1,7 +1,5 @@
 """A relay passes a stream on as it comes, and never waits for processes that keep it open."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,12 +1,10 @@
 """TARGET runs as it would under plain python."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from jobs import completed
 
 from cpudist.errors import UserError
 from cpudist.target import resolve
@@ -35,11 +33,7 @@ if __name__ == "__main__":
 
 def _run(folder: Path, name: str, args: list[str], *, module: bool = False) -> str:
     code = _RUN.format(name=name, args=args, module=module)
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout.strip()
+    return completed([sys.executable, "-c", code], timeout=60, cwd=folder).stdout.strip()
 
 
 @pytest.fixture
@@ -55,18 +49,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.job
-def test_script_sees_its_arguments_its_neighbours_and_itself(folder: Path) -> None:
+def test_a_script_sees_its_arguments_its_neighbours_and_itself_and_a_module_its_package(folder: Path) -> None:
     assert _run(folder, "inner/script.py", ["--a", "1"]) == "['inner/script.py', '--a', '1'] neighbour True"
-
-
-@pytest.mark.job
-def test_module_as_python_dash_m(folder: Path) -> None:
     assert _run(folder / "inner", "package.part", ["x"], module=True) == "imported\n__main__ package ['x']"
 
 
-def test_modules_are_looked_for_without_importing_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_imports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(folder / "inner")
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     resolve("package.part", [], module=True)

@@ -1,7 +1,5 @@
 """Waits end in time for every timeout that a user or torch can give."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading
@@ -79,9 +77,7 @@ def test_a_long_wait_is_announced_once(
     assert capsys.readouterr().err == said
 
 
-def test_a_bounded_wait_is_announced_on_the_rank_that_is_told_to(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_rank_announces_a_bounded_wait(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
     for announces in (False, True):
         with waiting.bounded("MPI_Init", 60, announces):

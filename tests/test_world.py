@@ -1,7 +1,5 @@
 """Who is on which node, from what every rank says of itself."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -61,11 +59,6 @@ def test_the_launchers_node_ranks_win() -> None:
 def test_a_node_with_too_few_ranks_is_an_error() -> None:
     with pytest.raises(UserError):
         assign_nodes([RankInfo("a", "h", Placement(rank, 3, rank, 3)) for rank in range(2)], "mpich")
-
-
-def test_a_member_survives_its_journey() -> None:
-    member = RankInfo("id", "h0", Placement(1, 4, 1, 2), cpus=(0, 2), threads=2)
-    assert RankInfo.from_json(member.to_json()) == member
 
 
 def test_repr() -> None:

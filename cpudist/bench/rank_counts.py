@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,18 @@ from typing import Any
 
 import psutil
 
-from cpudist.console import number_of
+from cpudist.console import number_of, say
 from cpudist.errors import UserError
 from cpudist.waiting import poll
 
-_SECONDS = 180.0  # Limit for the start and the steps of one number of ranks.
+_SCRIPT_SECONDS = 180.0  # Limit for the start and the steps of one number of ranks with the user's script.
+_MODEL_SECONDS = 110.0  # Limit for all numbers of ranks with the benchmarks' model, so the command ends in 2 minutes.
 _END_SECONDS = 60.0
 _WORSE = 0.9  # Below this share of the best speed, more ranks are not tried.
+
+
+class StepsTimedOut(UserError):
+    """The job runs, but its steps take too long to be timed."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +48,21 @@ class Measured:
 
 
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
-    """Measure 1, 2, 4, … ranks, up to `most`; stop if more ranks are slower, or if memory may not suffice.
+    """Measure 1, 2, 4, … ranks, up to `most`; stop if more ranks are slower, or if memory or time may not suffice.
 
     `script` is the user's script with its arguments; if it is empty, the ranks train the benchmarks' model.
 
     Raises:
         UserError: the steps of some ranks cannot be measured; the message has the end of their output.
     """
-    ranks, best = 1, 0.0
+    ranks, best, begin = 1, 0.0, time.monotonic()
     while ranks <= most:
-        found = one(ranks, script)
+        try:
+            found = one(ranks, script, _SCRIPT_SECONDS if script else _MODEL_SECONDS - (time.monotonic() - begin))
+        except StepsTimedOut:
+            if ranks == 1:
+                raise
+            return say(f"{ranks} ranks are left out: their steps were not timed within the limit")
         yield found
         best = max(best, found.batches)
         if found.batches < _WORSE * best or 2 * ranks * found.memory > psutil.virtual_memory().available:
@@ -59,8 +70,8 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
         ranks *= 2
 
 
-def one(ranks: int, script: Sequence[str]) -> Measured:
-    """Measure one number of ranks; raise the errors of `measure`."""
+def one(ranks: int, script: Sequence[str], limit: float = _SCRIPT_SECONDS) -> Measured:
+    """Measure one number of ranks within `limit` seconds; raise the errors of `measure`."""
     with tempfile.TemporaryDirectory(prefix="cpudist-measure-") as folder:
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         with Path(folder, "output").open("wb+") as output:
@@ -68,14 +79,15 @@ def one(ranks: int, script: Sequence[str]) -> Measured:
             command = [sys.executable, "-P", "-m", "cpudist", "launch", "--nproc", str(ranks), "--", *program]
             job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             try:
-                poll(lambda: job.poll() is not None or all(file.exists() for file in files), _SECONDS)
+                ended = poll(lambda: job.poll() is not None or all(file.exists() for file in files), limit)
             finally:
                 _end(job)
             if not all(file.exists() for file in files):
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()[-30:]
                 timed = f"no steps of {number_of(ranks, 'rank')} could be timed"
-                raise UserError("\n".join([f"{timed}: a script must make optimizer steps for 10 s", *lines]))
+                error = UserError if ended else StepsTimedOut
+                raise error("\n".join([f"{timed}: a script must make optimizer steps for 10 s", *lines]))
         figures = [json.loads(file.read_text()) for file in files]
     return Measured(
         ranks,

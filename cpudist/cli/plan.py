@@ -28,8 +28,9 @@ Show on which cores each rank of a node computes. Ranks that `cpudist-train` sta
 options.
 
 With --measure, find the number of ranks with which this machine trains fastest: 1, 2, 4, ... ranks make some steps in
-turn, of a model of the benchmarks or of your script, until more ranks are slower. It takes about half a minute for each
-number. `cpudist launch` and `cpudist plan` then start as many where no number is given.
+turn, of a model of the benchmarks or of your script, until more ranks are slower. It takes at most two minutes, or with
+your script about half a minute for each number. `cpudist launch` and `cpudist plan` then start as many where no number
+is given.
 """
 
 EPILOG = """\

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import socket
+import struct
 import sys
+import termios
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +31,10 @@ from cpudist.topology.identity import addresses, node_identity, resolved
 from cpudist.topology.machine import cpu_quota, this_machine
 from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
+from cpudist.waiting import poll
 
 _CONNECT_SECONDS = 5.0  # the kernel repeats a lost packet after one second and after three
+_TRIAL_BYTES = 32 << 10  # more than one packet of any MTU, and less than a receive buffer
 
 
 def main() -> None:
@@ -96,12 +101,21 @@ def _connect(names: Sequence[str], port: int, interface: str) -> str:
     for name in names:
         try:
             source = (addresses(interface)[0], 0) if interface else None
-            socket.create_connection((name, port), _CONNECT_SECONDS, source).close()
+            with socket.create_connection((name, port), _CONNECT_SECONDS, source) as connection:
+                connection.sendall(bytes(_TRIAL_BYTES))
+                if not poll(lambda: not _unacknowledged(connection), _CONNECT_SECONDS):
+                    raise OSError("large packets get lost, since the MTU on the way is smaller than this host's")
         except (OSError, UserError) as error:
             failures.append(f"{', '.join(sorted(resolved(name))) or name} port {port}: {error.args[-1]}")
         else:
             return ""
     return ", ".join(failures)
+
+
+def _unacknowledged(connection: socket.socket) -> int:
+    """Return how many sent bytes the other host's kernel has not acknowledged; no program need read them."""
+    (count,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    return int(count)
 
 
 def _checksum(path: str) -> str | None:

@@ -13,6 +13,7 @@ _MOST_IN_ALL_PAIRS = 32
 _REMEDY = (
     "open ports 1024 to 65535 between hosts, or mend the address (/etc/hosts, --interface) or the route (ip route)"
 )
+_MTU_REMEDY = "set the network's MTU on all hosts: ip link set eth0 mtu 1500"
 
 
 def partners(own: int, count: int) -> list[int]:
@@ -46,5 +47,5 @@ def unconnected(failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host]) 
             message = f"cannot connect to {who} at {sends.get(here) or next(iter(sends.values()))}"
         else:
             message = f"does not let {who} connect to its free ports"
-        yield host, Finding("error", place(host), message, _REMEDY)
+        yield host, Finding("error", place(host), message, _MTU_REMEDY if "MTU" in message else _REMEDY)
         left = {pair: why for pair, why in left.items() if host not in pair}

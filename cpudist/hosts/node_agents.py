@@ -224,9 +224,5 @@ class _Agent:
 
     def close(self) -> None:
         """Kill the local process. An agent on a host that cannot be reached ends by its own timeout."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
+        with self._process:  # closes its pipes and waits
+            self._process.kill()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import os
 import re
+import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -130,7 +132,7 @@ async def program_on(
     command = await asyncio.to_thread(command_on, host, words)  # in a thread, because resolving the name blocks
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=stdin, stdout=PIPE, stderr=PIPE, limit=_LONGEST_LINE
+            *command, stdin=stdin, stdout=PIPE, stderr=PIPE, limit=_LONGEST_LINE, start_new_session=True
         )
     except OSError as error:
         failed = Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
@@ -162,7 +164,8 @@ async def program_on(
         yield answer
     finally:
         if process.returncode is None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # children, too: wait() waits for the pipes that they inherit
             await process.wait()
         errors.cancel()
 

@@ -25,14 +25,13 @@ from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.unsynchronized import UnsynchronizedRanks
+from cpudist.rendezvous import all_gather, awaited
 from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED
-from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
-from cpudist.topology.identity import INTERFACE_VARIABLES
+from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import announced, check_timeout
-from cpudist.world import name_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -51,6 +50,8 @@ class Job:
         backend: the backend by which the ranks communicate.
         options: the user's options.
         members: each rank's published description of itself, in rank order.
+        store: the key-value store that all ranks share.
+        heartbeat: the thread of this rank that calls functions at regular intervals.
         counter: the steps and batches of this rank.
         observers: calls the observers of the job on this rank.
         record: the run record, which rank 0 writes.
@@ -78,6 +79,8 @@ class Job:
         self._overruled: set[str | None] = set()  # the script's requested backends; each is reported once
         self.launcher = context.launcher
         self.changes = context.changes
+        self.store = context.rendezvous.store
+        self.heartbeat = context.heartbeat
         self.world = replace(context.world, backend=backend.name, device_type=backend.devices.type)
         self.members = context.members
         self.restarts = max(member.restarts for member in self.members)
@@ -91,7 +94,8 @@ class Job:
         self.communication.follow_ddp(self.changes)
         if options.compress is not None:
             self.communication.set_compression(options.compress, options.written("compress"))
-        self.record.note_network(context.rendezvous.host)
+        host = context.rendezvous.host
+        self.record.network = {"interface": interface_of(host), "address": host}
         self._observe()
         context.on_end = self.finish
         if options.stall is not None:
@@ -137,16 +141,6 @@ class Job:
         """The limit of every collective and every wait in the store, in seconds; `set_timeout` changes it."""
         return self._context.timeout
 
-    @property
-    def store(self) -> Store:
-        """The key-value store that all ranks share."""
-        return self._context.rendezvous.store
-
-    @property
-    def heartbeat(self) -> Heartbeat:
-        """The thread of this rank that calls functions once a second."""
-        return self._context.heartbeat
-
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""
         self.observers.end()
@@ -160,15 +154,11 @@ class Job:
     def shutdown(self, exit: Exit = "completed") -> None:
         """Finish, and undo all changes."""
         self.finish(exit)
-        self.close()
+        _forget()
 
     def finish_before_end(self, wait: Callable[[], None]) -> None:
         """Call `wait` before this rank reports that it has finished; `wait` must return at once when called again."""
         self._context.unfinished.append(wait)
-
-    def close(self) -> None:
-        """Undo all changes without waiting for the other ranks."""
-        _forget()
 
     def set_timeout(self, seconds: float) -> None:
         """Set the limit of every collective and every wait in the store, on this rank.
@@ -221,11 +211,9 @@ class Job:
 
     def restart_backend(self, store: Store) -> None:
         """Start the backend again after `destroy_process_group`, with a `store` whose keys are unused."""
+        what = f"starting {self.backend.name} again"
+        all_gather(store, self.world.rank, self.world.size, "again", "", self.timeout, what)
         _start(self.backend, self.world, store, self.timeout)
-
-    def fail(self, error: BaseException, show: failure.Show = traceback.print_exception) -> NoReturn:
-        """End the job on every rank because of `error`; see `failure.fail`."""
-        self._context.fail(error, show)
 
 
 # Module state: the current job; during start-up this rank's context and undo stack.
@@ -270,8 +258,15 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     if pinning is not None:
         pinning.settle(changes)
     job = Job(context, chosen, options, pinning)
-    for name, value in _variables(context).items():
-        changes.variable(name, value)
+    for name, value in {  # accelerate, transformers, datasets and others read these
+        "RANK": context.world.rank,
+        "WORLD_SIZE": context.world.size,
+        "LOCAL_RANK": context.world.local_rank,
+        "LOCAL_WORLD_SIZE": context.world.local_size,
+        "MASTER_ADDR": context.rendezvous.host,
+        "MASTER_PORT": context.rendezvous.port,
+    }.items():
+        changes.variable(name, str(value))
     chosen.change_libraries(changes)
     _job = job
     return job
@@ -316,7 +311,7 @@ def _forget() -> None:
 def _start(backend: Backend, world: World, store: Store, timeout: float) -> None:
     def line() -> str:
         first = store.add("connecting/late", 1) == 1
-        return f"{name_of(world)} is connecting to the other ranks by {backend.name}" if first else ""
+        return f"{backend.name} is connecting all ranks: waiting for {awaited()}" if first else ""
 
     hook = sys.excepthook
     try:
@@ -326,21 +321,4 @@ def _start(backend: Backend, world: World, store: Store, timeout: float) -> None
         sys.excepthook = hook  # init_process_group replaces it by a hook that withholds output
 
 
-def _variables(context: RankContext) -> dict[str, str]:
-    """Return the environment variables that accelerate, transformers, datasets and others read."""
-    return {
-        "RANK": str(context.world.rank),
-        "WORLD_SIZE": str(context.world.size),
-        "LOCAL_RANK": str(context.world.local_rank),
-        "LOCAL_WORLD_SIZE": str(context.world.local_size),
-        "MASTER_ADDR": context.rendezvous.host,
-        "MASTER_PORT": str(context.rendezvous.port),
-    }
-
-
-def _close_in_child() -> None:
-    if _context is not None:
-        _context.close_in_child()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=lambda: None if _context is None else _context.close_in_child())

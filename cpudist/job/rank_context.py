@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import sys
 import threading
 import traceback
@@ -44,14 +45,12 @@ class RankContext:
     """Connects this rank to the other ranks of its job, and ends it together with them.
 
     Attributes:
-        launcher: the launcher of the job.
         rendezvous: the store that all ranks share, and its address.
         world: this rank's place among the others; its `backend` is empty.
         members: each rank's published description of itself, in rank order.
         timeout: the limit of every collective and every wait in the store, in seconds; see `Job.set_timeout`.
         interactive: whether a rank runs in a notebook or an interactive session.
-        heartbeat: this rank's thread that calls functions once a second.
-        changes: the job's changes in this process; the end of the job undoes them.
+        heartbeat: this rank's thread that calls functions at regular intervals.
         backend: reports the calls that are under way; None until it has started.
         pace: reads this rank's pace; None until the backend has started.
         watch: ends this rank together with the others; None in a notebook and in a job of one process.
@@ -62,7 +61,7 @@ class RankContext:
         unfinished: functions that wait for background work, such as saving, before the job ends.
 
     Args:
-        launcher: the launcher that started the job.
+        launcher, changes: those of the job.
         attempt: a text that is the same on all ranks and different for each job of this process.
         timeout: limit of each step of the start in seconds, and the initial value of `timeout`.
         interface: the network interface of the rendezvous; None: any.
@@ -94,8 +93,9 @@ class RankContext:
             misplaced = elsewhere(self.members, self.world, launcher.requested_nodes)
             for doubt in filter(None, (launcher.warning, misplaced, untested_torch())):
                 say(f"warning: {doubt}")
-        changes.attribute(gather, "whereabouts", self._whereabouts)
         self.heartbeat = Heartbeat(self.world.size, self.rendezvous.address, timeout)
+        changes.attribute(gather, "whereabouts", self._whereabouts)
+        changes.attribute(gather, "silent", self._silent)
         changes.then(self.heartbeat.stop)
         self.interactive = any(member.interactive for member in self.members)
         if not self.interactive:
@@ -111,12 +111,12 @@ class RankContext:
         me = self._placement
         return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self.timeout)
 
-    def statuses(self) -> dict[int, RankStatus]:
-        """Return the newest status of each rank that has published one; any thread may call this."""
+    def statuses(self, seconds: float = math.inf) -> dict[int, RankStatus]:
+        """Return each rank's newest status, if it is not older than `seconds`; any thread may call this."""
         if self.rendezvous.address is None:
             return {0: self._status(at_end=False)}
         with suppress(StoreLost, StartupTimeout), closing(Connection(self.rendezvous.address, _STORE_SECONDS)) as store:
-            return published(store, self.world.size)
+            return published(store, self.world.size, seconds)
         return {}
 
     def wait_for_all(self) -> None:
@@ -153,6 +153,11 @@ class RankContext:
         """Return the host of each rank, and where it was last."""
         seen = {rank: f", {last_seen(place)}" for rank, place in self.statuses().items()}
         return {rank: f"{member.host}{seen.get(rank, '')}" for rank, member in enumerate(self.members)}
+
+    def _silent(self) -> list[int]:
+        """Return the ranks that do not answer; none where no rank publishes its status."""
+        answering = self.statuses(self.heartbeat.answer_seconds)
+        return [rank for rank in range(self.world.size) if answering and rank not in answering]
 
     def _record_failure(self, status: int) -> None:
         """Call `on_failure`. Another rank may fail while this one still starts: its record would then say "running"."""

@@ -78,7 +78,7 @@ class Observer:
         """Observe a step of an optimizer."""
 
     def beat(self, store: Connection) -> None:
-        """Observe once a second, in the heartbeat's thread and with its connection."""
+        """Observe at each heartbeat, in the heartbeat's thread and with its connection."""
 
     def end(self) -> None:
         """Observe the end of the script on this rank, before it waits for the others."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import answers
-from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
+from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, peer, read_pipe
 
 _ANSWER_SECONDS = 2.0  # Longest wait for a rank's thread, which needs Python's interpreter lock.
 _SIGNAL_SECONDS = 2.0  # Longest wait for the signal's handler, which does not need that lock.
@@ -112,15 +111,14 @@ def _sockets() -> list[str]:
 
 
 def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int, str]:
-    """Return a rank's user, and its status and stacks; no text if it has ended or may not be asked."""
+    """Return a rank's user and its answer; no text if it has ended or may not be asked."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
             connection.connect(address.socket_name())
         except OSError:
             return 0, ""
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, user, _ = struct.unpack("3i", credentials)  # the listening process, by its id in this namespace
+        pid, user = peer(connection)
         if os.getuid() not in (0, user) or (processes is not None and pid not in processes):
             return user, ""
         text = b""

@@ -28,7 +28,6 @@ from cpudist.observability.rank_table import waiting
 from cpudist.observability.training_figures import Training
 from cpudist.private import new_file, without_secrets
 from cpudist.processes import own_age
-from cpudist.topology.identity import interface_of
 from cpudist.version import __version__
 
 _FILE = "cpudist.json"
@@ -48,7 +47,7 @@ class RunRecord(Observer):
         training: measurements of the last Trainer, or of a script's own training loop.
         compression: the compression of gradients between hosts; None if no model was wrapped.
         gradient_times: when the gradients of a step are complete.
-        network: see `note_network`.
+        network: the address of rank 0's host at which the ranks found the store, and its network interface.
         waiting: the communication wait and straggler delay of each rank; see `rank_table.waiting`.
         checkpoint: the newest saved checkpoint.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
@@ -117,10 +116,6 @@ class RunRecord(Observer):
         job could not start again.
         """
         self._results = folder
-
-    def note_network(self, address: str) -> None:
-        """Note the address of rank 0's host at which the ranks found the store, and its network interface."""
-        self.network = {"interface": interface_of(address), "address": address}
 
     def note_waiting(self) -> None:
         """Note each rank's communication wait and straggler delay, at the end of the job on rank 0."""

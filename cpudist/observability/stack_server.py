@@ -142,21 +142,13 @@ class StackServer:
         client, _ = self._socket.accept()
         with client:
             client.settimeout(_CLIENT_SECONDS)
-            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            _, user, _ = struct.unpack("3i", credentials)
-            if user in (0, os.getuid()):  # abstract sockets have no permissions
-                client.sendall(f"{self._figures()}\n{self._heading()}{_stacks()}".encode(errors="replace"))
+            if peer(client)[1] in (0, os.getuid()):  # abstract sockets have no permissions
+                client.sendall(f"{json.dumps(self.figures())}\n{self._heading()}{_stacks()}".encode(errors="replace"))
 
     def _show(self) -> None:
         """Copy the output of the signal's handler to standard error, with a heading and in a single write."""
         text = read_pipe(self._reader, wait=0).decode(errors="replace")
         say(f"{self._heading()}{text}".rstrip())
-
-    def _figures(self) -> str:
-        try:
-            return json.dumps(self.figures())
-        except Exception:  # noqa: BLE001 - a job that ends; the rest is shown without them
-            return "{}"
 
     def _heading(self) -> str:
         try:
@@ -164,6 +156,13 @@ class StackServer:
         except Exception as error:  # noqa: BLE001 - the stacks are shown without it
             status = f"its status cannot be read: {error!r}"
         return f"{self._name}: {status}\n"
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process id, in this namespace, and the user of the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, user, _ = struct.unpack("3i", credentials)
+    return pid, user
 
 
 def read_pipe(pipe: int, wait: float) -> bytes:

@@ -2,14 +2,15 @@
 
 Rank 0 compares the paces that all ranks publish. Since ranks step together, a slow rank is the one that waits least for
 communication. Its excess is the extra wait of the others divided by the step time without it: 5 if it is six times as
-slow. The test is sequential, so that a larger excess takes fewer steps (Page, "Continuous inspection schemes", 1954): a
-rank's score grows by excess / (2 * noise) - ln 2 in each observation, falls to 0 at most, and is reported at `_LIMIT`.
+slow, negative if it waits longer than they do. The test is sequential, so that a larger excess takes fewer steps (Page,
+"Continuous inspection schemes", 1954): a rank's score grows by excess / (2 * noise) - ln 2 in each observation, does
+not fall below 0, and is reported at `_LIMIT`.
 
 False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, and independent
 between observations, the mean of exp(growth) is at most 1, and a rank is reported less than once in e**_LIMIT
 observations (Lorden, "Procedures for reacting to a change in distribution", 1971): in 9 days of steps of 0.25 s. Delays
-of a machine last longer than short steps, so observations are at least 0.25 s apart. A reading raises a score by
-`_MOST`: a few long steps, such as those that save a checkpoint, are not enough.
+of a machine last longer than short steps, so observations are at least 0.25 s apart. An observation raises a score by
+`_MOST`, and a reading by twice as much: a few long steps, such as those that save a checkpoint, are not enough.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cpudist.supervision.rank_status import Pace, RankStatus, published
 if TYPE_CHECKING:
     from cpudist.observability.record import RunRecord
 
-_LIMIT, _MOST = 15.0, 5.0
+_LIMIT, _MOST = 15.0, 2.5
 # Noise if the figures show a cause, and if they do not: equal virtual machines are slow in turn. 15 % are then reported
 # after 40 steps and 10 s, or after 120 steps and 30 s.
 _NOISE, _UNEXPLAINED_NOISE = 0.07, 0.09
@@ -95,15 +96,14 @@ class Stragglers(Observer):
             return
         self._readings.append(paces)
         rates = _rates(before, paces)
-        slowest, delay = _slowest(rates)
-        excess = delay / max(1 - delay, 1e-3)
+        slowest = _slowest(rates)
         self._note(slowest, statuses[slowest])
         observations = min(steps, rates[slowest].seconds / _OBSERVATION_SECONDS)
         for noise, scores in self._scores.items():
             for rank in {slowest, *scores}:
                 score = scores.setdefault(rank, _Score(before))
-                growth = (excess if rank == slowest else 0.0) / (2 * noise) - math.log(2)
-                score.value += min(observations * growth, _MOST)
+                growth = max(-_MOST, min(_excess(rates, rank) / (2 * noise) - math.log(2), _MOST))
+                score.value += min(observations * growth, 2 * _MOST)
                 if score.value <= 0:
                     del scores[rank]
             if slowest in scores and scores[slowest].value >= _LIMIT and slowest not in self._record.stragglers:
@@ -112,9 +112,8 @@ class Stragglers(Observer):
     def _note(self, slowest: int, status: RankStatus) -> None:
         """Note the newest comparison for the record, and where the slowest rank computes."""
         rates = _rates(self._readings[0], self._readings[-1])
-        rank, delay = _slowest(rates)
-        waits = statistics.fmean(one.waited for one in rates.values())
-        self._record.compared = {"waits": waits, "slowest_rank": rank, "delays": delay}
+        rank, waits = _slowest(rates), statistics.fmean(one.waited for one in rates.values())
+        self._record.compared = {"waits": waits, "slowest_rank": rank, "delays": max(_delay(rates, rank), 0.0)}
         if status.line and not status.under_way:
             self._lines[slowest][status.line] += 1
         if slowest in self._record.stragglers:
@@ -159,11 +158,19 @@ def _rates(first: Paces, last: Paces) -> dict[int, _Rates]:
     return {rank: _Rates(first[rank], one) for rank, one in last.items()}
 
 
-def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:
-    """Return the rank that has waited least, and its straggler delay as a share of the time, for at least two ranks."""
-    number = min(rates, key=lambda rank: rates[rank].waited)
-    others = statistics.median(one.waited for rank, one in rates.items() if rank != number)
-    return number, max(others - rates[number].waited, 0.0)
+def _slowest(rates: Mapping[int, _Rates]) -> int:
+    return min(rates, key=lambda rank: rates[rank].waited)
+
+
+def _delay(rates: Mapping[int, _Rates], rank: int) -> float:
+    """Return the straggler delay of a rank as a share of the time; negative if it waits longer than the others."""
+    return statistics.median(one.waited for other, one in rates.items() if other != rank) - rates[rank].waited
+
+
+def _excess(rates: Mapping[int, _Rates], rank: int) -> float:
+    """Return the straggler delay of a rank divided by the step time without it."""
+    delay = _delay(rates, rank)
+    return delay / max(1 - abs(delay), 1e-3)
 
 
 def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:

@@ -47,9 +47,9 @@ class Run:
             "optimized": ", ".join(get("optimizations") or []),
             "compression": (get("gradients") or {}).get("compress") or "",
             "ended": get("exit") or "",
-            "restarts": f"{get('restarts')}" if get("restarts") else "",
+            "restarts": str(get("restarts") or ""),
             "recomputed": number_of(lost, "step") if lost else "",
-            "steps": f"{get('steps')}" if get("steps") else "",
+            "steps": str(get("steps") or ""),
             "samples/s": f"{get('samples_per_second'):.4g}" if get("samples_per_second") else "",
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
             "waits for messages": f"{100 * share:.0f} %" if share is not None else "",
@@ -110,12 +110,8 @@ def differences(runs: Sequence[Run]) -> list[str]:
     """Return a line for each option that differs between the commands of the runs."""
     commands = [_options(run.record.get("command") or []) for run in runs]
     names = list(dict.fromkeys(name for command in commands for name in command))
-    lines = []
-    for name in names:
-        values = [command.get(name, "not given") for command in commands]
-        if len(set(values)) > 1:
-            lines.append(f"{name}: {' | '.join(values)}")
-    return lines
+    values = {name: [command.get(name, "not given") for command in commands] for name in names}
+    return [f"{name}: {' | '.join(given)}" for name, given in values.items() if len(set(given)) > 1]
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

@@ -20,6 +20,8 @@ _MOST_NAMES = 20  # Most missing ranks that a message names.
 
 # Returns the host of each rank, and where it was last; a job sets it as soon as it has this information.
 whereabouts: Callable[[], Mapping[int, str]] = dict
+# Returns the ranks that do not answer; a job sets it, too.
+silent: Callable[[], Sequence[int]] = list
 
 
 def all_gather(
@@ -82,6 +84,12 @@ def all_gather(
             f"look at their output, or give more time with {option('timeout')}"
         )
     return list(values)
+
+
+def awaited(members: Sequence[int] = ()) -> str:
+    """Return whom a group waits for while all its ranks connect: ranks that do not answer, with their last places."""
+    late = [rank for rank in silent() if not members or rank in members]
+    return f"{_names(late, ())}: no answer from there" if late else "the other ranks, which all answer"
 
 
 def _names(missing: Sequence[int], members: Sequence[int]) -> str:

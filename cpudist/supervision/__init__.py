@@ -1,6 +1,6 @@
 """End all ranks of a job and their launcher on every host after one rank fails or is lost, or the job stalls.
 
-- `heartbeat.py`: a thread of each rank; once a second it calls the watch, `--stall`, observers and a poll for signals.
+- `heartbeat.py`: a thread of each rank; it calls the watch, `--stall`, observers and a poll for signals.
 - `rank_status.py`: a rank's status, published for the other ranks; `rank_texts.py`: the status in words.
 - `watch.py`: notices failed, lost and late ranks; `reports.py`: names the ranks that keep the others waiting.
 - `step_counter.py`: counts the steps and batches of this rank.

@@ -1,6 +1,6 @@
 """Background thread of each rank: it calls functions while the script computes or waits.
 
-Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
+At each heartbeat the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
 `--checkpoint-on-signal` polls for a signal (training/interruption.py), and observers are called. The thread learns of
 failures at once.
 """
@@ -16,11 +16,12 @@ from cpudist.supervision.rank_status import beat_seconds
 
 Beat = Callable[[Connection | None], None]
 
+_MISSED = 4  # After so many missed heartbeats, and as many seconds, a rank does not answer.
 _JOIN_SECONDS = 10.0  # Longest wait for the thread, which may be in a request to the store.
 
 
 class Heartbeat:
-    """Calls functions once a second, from the first `add` until `stop`.
+    """Calls functions every `seconds`, from the first `add` until `stop`.
 
     The functions get the thread's own connection to the job's store; None in a job of one process and after the store
     is lost. If a function raises, the thread reports its first exception and still calls all functions.
@@ -32,11 +33,13 @@ class Heartbeat:
 
     Attributes:
         seconds: the time between two calls.
+        answer_seconds: a rank whose last status is older does not answer.
         stopped: set by `stop`.
     """
 
     def __init__(self, ranks: int, address: Address | None, timeout: float) -> None:
         self.seconds = beat_seconds(ranks)
+        self.answer_seconds = _MISSED * max(1.0, self.seconds)
         self.stopped = threading.Event()
         self._beats: list[Beat] = []
         self._reported: set[Beat] = set()  # functions that have raised

@@ -10,11 +10,13 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from cpudist import answers
 from cpudist.backends.interface import Call
 from cpudist.errors import is_user_code
 
@@ -94,19 +96,8 @@ class RankStatus:
 
     @classmethod
     def from_json(cls, text: str) -> RankStatus:
-        """Read a status that `to_json` has written.
-
-        Raises:
-            ValueError: `text` is not a status.
-        """
-        try:
-            fields = json.loads(text)
-            for key in ("under_way", "finished"):
-                fields[key] = tuple(map(_call, fields[key]))
-            pace = fields.pop("pace")
-            return cls(**fields, pace=None if pace is None else Pace(**pace))
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not the status of a rank: {error!r}") from None
+        """Read a status that `to_json` has written; raise ValueError for another text."""
+        return answers.read(cls, json.loads(text))
 
 
 def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *, at_end: bool = False) -> RankStatus:
@@ -133,8 +124,8 @@ def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *
 
 
 def beat_seconds(ranks: int) -> float:
-    """Return the interval in seconds, at least 1, at which each of `ranks` ranks may send a request to the store."""
-    return max(1.0, ranks / _REQUESTS_PER_SECOND)
+    """Return the interval in seconds at which each rank may ask the store: 0.25 up to 16 ranks, 1 from 64 to 500."""
+    return max(0.25, min(1.0, ranks / 64), ranks / _REQUESTS_PER_SECOND)
 
 
 def publish(store: Connection, status: RankStatus) -> None:
@@ -150,34 +141,20 @@ def published(store: Connection, size: int, seconds: float = math.inf) -> dict[i
     return {rank: RankStatus.from_json(text.decode()) for rank, text in zip(found, values, strict=True)}
 
 
-def _call(fields: dict[str, Any]) -> Call:
-    ranks, shape = fields.pop("ranks"), fields.pop("shape")
-    return Call(**fields, ranks=None if ranks is None else tuple(ranks), shape=tuple(shape))
-
-
 def _ends_of_each_group(calls: tuple[Call, ...]) -> tuple[Call, ...]:
     """Return each group's oldest and newest call: a DDP step may have dozens under way."""
-    first: dict[tuple[str, bool], Call] = {}
-    last: dict[tuple[str, bool], Call] = {}
-    for call in calls:
-        key = (call.group, call.sequence is None)
-        first.setdefault(key, call)
-        last[key] = call
-    kept = {id(call) for call in (*first.values(), *last.values())}
-    return tuple(call for call in calls if id(call) in kept)
+    groups = defaultdict(list)
+    for place, call in enumerate(calls):
+        groups[call.group, call.sequence is None].append(place)
+    ends = sorted(place for places in groups.values() for place in {places[0], places[-1]})
+    return tuple(calls[place] for place in ends)
 
 
 def _user_line(innermost: FrameType | None) -> tuple[str, str]:
     """Return line and function of the innermost frame of user code; without user code, of the innermost frame."""
-    frame = next(filter(is_user_code, _outwards(innermost)), innermost)
-    if frame is None:  # the main thread has ended
+    if innermost is None:  # the main thread has ended
         return "", ""
+    frame = next((frame for frame, _ in traceback.walk_stack(innermost) if is_user_code(frame)), innermost)
     file = os.path.basename(frame.f_code.co_filename)
     line = f", line {frame.f_lineno}" if file.startswith("cell ") else f":{frame.f_lineno}"  # of a notebook
     return f"{file}{line}", frame.f_code.co_name
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

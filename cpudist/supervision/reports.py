@@ -25,31 +25,6 @@ _ONE_SIZE = {
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """The ranks that keep the others waiting.
-
-    Attributes:
-        sentences: the most likely cause first; empty if no rank waits.
-        blamed: the ranks of the most likely cause; empty if no rank is missing.
-        deadlocked: whether one of the missing ranks is at the end of its script.
-    """
-
-    sentences: list[str]
-    blamed: list[int]
-    deadlocked: bool
-
-
-def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
-    """Find the ranks that keep the others waiting.
-
-    Args:
-        statuses: the status of each rank of the job; None for a rank that does not answer.
-    """
-    report = _Report(statuses, hosts)
-    return Explanation(report.sentences(), report.blamed(), report.deadlocked())
-
-
-@dataclass(frozen=True)
 class _Wait:
     """The oldest incomplete collective of a group, and the ranks that wait in it."""
 
@@ -62,7 +37,14 @@ class _Wait:
         return [rank for rank in self.members if statuses[rank] is None]
 
 
-class _Report:
+class Explanation:
+    """Finds the ranks that keep the others waiting.
+
+    Args:
+        statuses: the status of each rank of the job; None for a rank that does not answer.
+        hosts: the host of each rank.
+    """
+
     def __init__(self, statuses: Statuses, hosts: Sequence[str]) -> None:
         self.statuses = statuses
         self.hosts = hosts
@@ -70,6 +52,7 @@ class _Report:
         self.waits = self._waits()
 
     def sentences(self) -> list[str]:
+        """Return sentences, the most likely cause first; none if no rank waits."""
         kinds = [
             self._not_answering(),
             self._mismatches(),
@@ -81,11 +64,13 @@ class _Report:
         return [sentence for kind in kinds for sentence in _few(kind)]
 
     def blamed(self) -> list[int]:
+        """Return the ranks of the most likely cause; none if no rank is missing."""
         missing = [rank for wait in self.waits for rank in wait.missing]
         idle = [rank for rank in missing if not self.known[rank].under_way]
         return sorted({*(self._silent() or idle or missing)})
 
     def deadlocked(self) -> bool:
+        """Return whether ranks wait for one that is at the end of its script."""
         for wait in self.waits:
             longest = max(wait.waiting.values(), key=lambda call: call.seconds)
             # A rank that reports no call may have completed this one: gloo forgets the calls of a destroyed group.

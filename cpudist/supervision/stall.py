@@ -1,7 +1,7 @@
 """End a job in which no rank makes progress (`--stall`), after every rank has written its stacks.
 
-Once a second every rank adds its signs of life to a counter in the store (heartbeat.py). If the counter does not change
-for too long, one rank reports the stall, all ranks write their stacks, and the job ends.
+At each heartbeat every rank adds its signs of life to a counter in the store. If the counter does not change for too
+long, one rank reports the stall, all ranks write their stacks, and the job ends.
 
 C code that holds Python's interpreter lock stops the heartbeat, too. Therefore each beat restarts a timer of
 faulthandler, which needs no such lock. When the timer expires, it writes the stacks of the rank and ends it.
@@ -64,7 +64,7 @@ class Stall:
         self._counter, self._progress = counter, progress
         self._explain, self._show, self._before_end = explain, show, before_end
         # The timer expires after the other ranks have noticed the stall; they then wait for its stacks.
-        late = 2 * heartbeat.seconds + 1
+        late = 2 * max(1.0, heartbeat.seconds) + 1
         self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
         self._begun = False
         self._last: object = None  # this rank's signs of life at the last beat

@@ -1,7 +1,7 @@
 """Watch the other ranks of a running job, and end this rank with them.
 
-Every rank publishes its status in the job's store once a second, and learns of failures and losses from the store at
-once (heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
+Every rank publishes its status in the job's store at each heartbeat, and learns of failures and losses from it at once
+(heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
 a torchrun job, and on both sides of a link that is down.
 """
 
@@ -17,10 +17,11 @@ from cpudist.console import after_last_line, option, say
 from cpudist.errors import StartupTimeout
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
-from cpudist.supervision import rank_texts, reports
+from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, publish, published
+from cpudist.supervision.reports import Explanation
 from cpudist.waiting import LONG_WAIT_SECONDS
 from cpudist.world import name_of
 
@@ -40,7 +41,6 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # set once this rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_MISSED_HEARTBEATS = 4  # After so many missed heartbeats a rank is reported as not answering.
 _FOLLOW_SECONDS = 1.0  # Other ranks end this much later than the failed one: launchers report the first that ends.
 _RANK_0_TIMEOUTS = 10  # The other ranks wait so many timeouts for rank 0, which may still save or upload a model.
 GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
@@ -111,8 +111,9 @@ class Watch:
                 found = self._explain(connection)
         except (StoreLost, StartupTimeout):
             return []
-        tell_launch(found.blamed)
-        return [*found.sentences[1:], *found.sentences[:1]]
+        tell_launch(found.blamed())
+        sentences = found.sentences()
+        return [*sentences[1:], *sentences[:1]]
 
     def end_job(self, status: int, *, reported: bool) -> NoReturn:
         """End this process once the failure is reported and rank 0 has written the run record.
@@ -140,23 +141,11 @@ class Watch:
         if self._heartbeat.stopped.is_set():
             return
         self._at_end = True
-        with contextlib.suppress(StoreLost):  # the heartbeat's thread reports the loss and ends this process
-            publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
-            finished = self._store.add(_FINISHED, 1)
-            self._first_at_end = finished == 1
-            if finished == self.world.size:
-                self._store.set({_ALL_FINISHED: b"1"})
-            if self.world.rank == 0:
-                self._store.set({_RANK_0_FINISHED: b"1"})
-                if not self._store.wait_all([_ALL_FINISHED], self._timeout()):
-                    raise RanksMissing(self._unfinished(self._timeout()))
-                self.stop()
-                self._store.set({_MAY_LEAVE: b"1"})
-                self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
-            else:
-                self._wait_for_rank_0()
-                self.stop()
-                self._store.set({_LEFT.format(rank=self.world.rank): b"1"})
+        try:
+            self._finish()
+        except StoreLost:
+            if not self._rank_0_finished:
+                self._end_without_store()
         self.stop()
 
     def stop(self) -> None:
@@ -185,9 +174,28 @@ class Watch:
             if self.world.rank == 0 and self.on_failure is not None:
                 self.on_failure(1)
 
+    def _finish(self) -> None:
+        publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
+        finished = self._store.add(_FINISHED, 1)
+        self._first_at_end = finished == 1
+        if finished == self.world.size:
+            self._store.set({_ALL_FINISHED: b"1"})
+        if self.world.rank == 0:
+            self._store.set({_RANK_0_FINISHED: b"1"})
+            if not self._store.wait_all([_ALL_FINISHED], self._timeout()):
+                raise RanksMissing(self._unfinished(self._timeout()))
+            self.stop()
+            self._store.set({_MAY_LEAVE: b"1"})
+            self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
+        else:
+            self._wait_for_rank_0()
+            self.stop()
+            self._store.set({_LEFT.format(rank=self.world.rank): b"1"})
+
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
             if self._store.wait_all([_MAY_LEAVE], self._timeout()):
+                self._rank_0_finished = True
                 return
             waiting = self._unfinished(number * self._timeout())
             if number == _RANK_0_TIMEOUTS:
@@ -197,9 +205,9 @@ class Watch:
             if self.world.rank == 1:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
-    def _explain(self, store: Connection) -> reports.Explanation:
-        seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat.seconds)
-        return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
+    def _explain(self, store: Connection) -> Explanation:
+        seen = published(store, self.world.size, self._heartbeat.answer_seconds)
+        return Explanation({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
 
     def _unfinished(self, seconds: float) -> str:
         return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
@@ -216,6 +224,7 @@ class Watch:
             self._end_if_deadlocked(store)
 
     def _end_without_store(self) -> NoReturn:
+        self._ending.acquire()  # never released, so that only one thread continues
         if self.world.local_rank == 0:
             say(
                 f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "
@@ -246,7 +255,7 @@ class Watch:
             return
         self._reported.add(key)
         if store.add(key, 1) == 1:
-            for sentence in self._explain(store).sentences:
+            for sentence in self._explain(store).sentences():
                 say(f"waiting for {call.seconds:.0f} s of {self._timeout():g}: {sentence}")
 
     def _end_with_the_others(self, store: Connection) -> NoReturn:
@@ -273,8 +282,8 @@ class Watch:
     def _end_if_deadlocked(self, store: Connection) -> None:
         """End the job if ranks wait in a collective that a finished rank will not call; the first to finish checks."""
         found = self._explain(store)
-        if found.deadlocked and store.add(CLAIMS, 1) == 1:
-            self._report_and_end(store, found.sentences)
+        if found.deadlocked() and store.add(CLAIMS, 1) == 1:
+            self._report_and_end(store, found.sentences())
 
     def _report_and_end(self, store: Connection, sentences: Sequence[str]) -> NoReturn:
         for sentence in sentences:

@@ -3,7 +3,7 @@
 Ranks step together, since a step needs the gradients of all ranks. So at the end of a step every rank sees all entries
 in the job's store that rank 0 made before the step. The protocol:
 
-1. The rank that got the signal writes it into the store. Every rank reads it once a second (supervision/heartbeat.py).
+1. The rank that got the signal writes it into the store. Every rank reads it at each heartbeat.
 2. A rank that has seen the signal adds 1 to a counter in the store at the end of its step, and reads the store at the
    end of every later step.
 3. When the counter has reached the number of ranks, rank 0 announces that the next step is the last.

@@ -1,7 +1,5 @@
 """Checkpoints as folders: what counts as one, and how one comes and goes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -38,9 +36,7 @@ class _Killed(BaseException):
     pass
 
 
-def test_a_kill_while_one_takes_the_place_of_another_loses_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_one_replaces_another_loses_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill before and after each rename."""
     rename, state = Path.rename, Path("checkpoint-5") / "trainer_state.json"
     for renames in range(4):
@@ -103,9 +99,7 @@ def test_one_that_is_being_deleted_is_none_any_more(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_what_killed_processes_have_left_only_what_made_room_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_made_room_comes_back_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of folders that lie on disks, as earlier versions have left them, too."""
     for name in ("replaced-1/checkpoint-5", "old-1/checkpoint-6", "0123abcd/checkpoint-7"):
         _write(tmp_path / ".incomplete" / name)
@@ -138,9 +132,7 @@ def test_what_a_derived_trainer_has_saved_by_itself_is_kept(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
-def test_a_file_system_that_syncs_no_folders_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_file_system_may_sync_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(file: int) -> None:
         if stat.S_ISDIR(os.fstat(file).st_mode):
             raise OSError(number, os.strerror(number))

@@ -1,7 +1,5 @@
 """Names of checkpoints that are being written: those of two jobs, or of two attempts at one, never mix."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

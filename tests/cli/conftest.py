@@ -1,7 +1,5 @@
 """A run record for the commands that read one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cpudist forecast`: of a script that makes its steps here, and of records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -54,9 +52,7 @@ def test_a_record_in_a_table(records: Records, tmp_path: Path, capsys: pytest.Ca
     assert max(map(len, [head, *lines[:-1]])) <= 80
 
 
-def test_further_runs_say_how_far_off_it_was(
-    records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_further_runs_are_compared(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = records(tmp_path / "one", hosts=["n0"], world_size=1, gradients=None)
     later = records(tmp_path / "four", hosts=["n0", "n1", "n2", "n3"], world_size=4, step_seconds={"median": 1.4})
     assert main(["forecast", str(alone), str(later), "--hosts", "2", "--network", "1gbit", "--json"]) == 0

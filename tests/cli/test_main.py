@@ -1,23 +1,18 @@
 """The command `cpudist`: its help, its version, and wrong words."""
 
-from __future__ import annotations
-
 import contextlib
-import os
 import re
-import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jobs import completed
 
 from cpudist.cli import docs, train
 from cpudist.cli.main import COMMANDS, main
 from cpudist.cli.parser import with_dashes
-from cpudist.version import __version__
 
 
 @pytest.mark.parametrize("run", [main, train.main])
@@ -38,29 +33,6 @@ def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().err == ""
 
 
-def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["cpudist", "--version"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("cpudist", run_name="__main__")
-    assert end.value.code == 0
-    assert capsys.readouterr().out == f"cpudist {__version__}\n"
-
-
-@pytest.mark.parametrize(("age", "said"), [(-3600, "compiled: "), (3600, "compiled before: ")])
-def test_build_says_where_and_how_to_use_it(
-    age: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    binary, kernel = tmp_path / "cpudist_ccl.so", tmp_path / "cpudist_dropout.so"
-    for path, changed in ((binary, time.time() - age), (kernel, 0)):
-        path.touch()
-        os.utime(path, (changed, changed))
-    monkeypatch.setattr("cpudist.backends.ccl.compilation.ensure_built", lambda cache: binary)
-    monkeypatch.setattr("cpudist.optimization.dropout.ensure_built", lambda cache: kernel)
-    assert main(["build", "--output", str(tmp_path)]) == 0
-    lines = [f"compiled before: {kernel}", f"{said}{binary}", f"set CPUDIST_CACHE={tmp_path} where jobs run"]
-    assert capsys.readouterr().out.splitlines() == lines
-
-
 @pytest.mark.parametrize("target", [["--", "-m", "train", "--num_epochs"], ["train.py", "--num_epochs"]])
 def test_options_before_the_target_may_be_spelled_with_underscores(target: list[str]) -> None:
     options = ["launch", "--max_restarts=2", "--ppn", "a_b"]
@@ -75,22 +47,16 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_docs_lists_the_pages_and_shows_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["docs"]) == 0
-    assert f"{'slow-networks':<18}Slow networks\n" in capsys.readouterr().out
-    pages = set()
-    for name in ("slow-networks", "slow-networks.md", "docs/slow-networks.md"):
-        assert main(["docs", name]) == 0
-        pages.add(capsys.readouterr().out)
-    (page,) = pages
+def test_docs_lists_the_pages_shows_one_and_finds_words(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> str:
+        assert main(["docs", *words]) == 0
+        return capsys.readouterr().out
+
+    assert f"{'slow-networks':<18}Slow networks\n" in shown()
+    (page,) = {shown(name) for name in ("slow-networks", "slow-networks.md", "docs/slow-networks.md")}
     assert max(map(len, page.splitlines())) <= 100
     assert "`" not in page  # Markdown is shown as text
-
-
-def test_docs_finds_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["docs", "CPU", "quota"]) == 0
-    pages = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
-    assert "placement" in pages
+    assert "placement" in shown("CPU", "quota").splitlines()
 
 
 def test_pages_that_messages_and_help_name_exist() -> None:
@@ -102,9 +68,18 @@ def test_pages_that_messages_and_help_name_exist() -> None:
 
 @pytest.mark.job
 def test_no_help_imports_torch() -> None:
-    ask = "import sys; from cpudist.cli.main import main\n"
-    ask += "try: main([sys.argv[1], '--help'])\nfinally: print('torch' in sys.modules)"
-    for name in COMMANDS:
-        command = [sys.executable, "-c", ask, name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert done.stdout.endswith("False\n"), name
+    ask = "import contextlib, sys; from cpudist.cli.main import COMMANDS, main\nfor name in COMMANDS:\n"
+    ask += "  with contextlib.suppress(SystemExit): main([name, '--help'])\n  assert 'torch' not in sys.modules, name"
+    assert completed([sys.executable, "-c", ask], timeout=60).stdout.count("usage: ") >= len(COMMANDS)
+
+
+def test_options_of_train_before_target_and_the_rest_untouched() -> None:
+    words = "--backend gloo --timeout=7 run.py --backend x -m -- -h --timeout 9"
+    options = train._parse(train._parser(), words.split())
+    job_options = train._job_options(options)
+    assert (job_options.backend, job_options.timeout, job_options.from_flags) == ("gloo", 7.0, True)
+    assert (options.module, options.target, options.help) == (False, "run.py", False)
+    assert options.args == ["--backend", "x", "-m", "--", "-h", "--timeout", "9"]
+    options = train._parse(train._parser(), ["--record", "r.json", "-m", "package.module", "-m", "y"])
+    assert train._job_options(options).record == Path("r.json")
+    assert (options.module, options.target, options.args) == (True, "package.module", ["-m", "y"])

@@ -1,6 +1,7 @@
 """`cpudist top`: rates between two samples, a table that fits a terminal; observability/test_stacks.py asks ranks."""
 
-from __future__ import annotations
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -48,15 +49,26 @@ def test_what_is_not_known_stays_empty() -> None:
     assert top._text(JOB[0], now, rows, room=9)[-1].split()[:3] == ["2", "rank", "2"]
 
 
-def test_many_ranks_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Shows jobs on a terminal of 80 columns and 24 lines, and returns the lines, which fit there."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
+
+    def show(*jobs: Any) -> list[str]:
+        top._show(*jobs, live=True)
+        lines = capsys.readouterr().out.removeprefix(top._CLEAR).splitlines()
+        assert len(lines) <= 23
+        assert max(map(len, lines)) <= 80
+        return lines
+
+    return show
+
+
+def test_of_many_ranks_those_that_delay_others_are_shown(show: Callable[..., list[str]]) -> None:
     before = {number: rank(number, 10, 0, size=64) for number in range(64)}
     now = {number: rank(number, 20, 5 - (number == 40), size=64, losses=[2.0, 1.0]) for number in range(64)}
-    top._show({JOB: now}, {JOB: rows_of(now, before)}, live=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 23
-    assert max(len(line.removeprefix(top._CLEAR)) for line in lines) <= 80
+    lines = show({JOB: now}, {JOB: rows_of(now, before)})
     assert any(line.startswith("40 ") for line in lines), lines
     assert "and 45 more ranks, which delay the others less" in lines
 
@@ -69,32 +81,15 @@ def test_many_ranks_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (12, "in a_long_name_of_a_script.py:91, after all_reduce #4 (4 MB)"),
     ],
 )
-def test_a_narrow_terminal_shows_the_number_of_the_line_and_uses_free_lines(
-    ranks: int, doing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "24")
+def test_a_narrow_terminal_uses_all_rows(ranks: int, doing: str, show: Callable[..., list[str]]) -> None:
     now = {number: rank(number, 20, 5, size=ranks) for number in range(ranks)}
     rows = [{**row, "doing": doing} for row in rows_of(now, {})]
-    top._show({JOB: now, ("h1:1", 0): {0: rank(0, 20, 5)}}, {JOB: rows, ("h1:1", 0): rows[:1]}, live=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 23
-    assert max(map(len, lines)) <= 80 + len(top._CLEAR)
+    lines = show({JOB: now, ("h1:1", 0): {0: rank(0, 20, 5)}}, {JOB: rows, ("h1:1", 0): rows[:1]})
     shown = [line for line in lines if line.endswith(doing if ranks == 4 else ".py:91")]
     assert len(shown) == ranks + (ranks == 4), lines
 
 
-@pytest.mark.parametrize(
-    ("ranks", "free", "rooms"),
-    [([2, 9], 40, [4, 18]), ([2, 9], 16, [4, 12]), ([9, 9], 10, [5, 5]), ([], 9, []), ([3], -2, [1])],
-)
-def test_jobs_share_the_lines_of_a_terminal(ranks: list[int], free: int, rooms: list[int]) -> None:
-    assert top._rooms(ranks, free) == rooms
-
-
-def test_without_a_job_it_waits_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_waits_for_the_next_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     looks = iter([{}, {}, {JOB: {0: rank(0, 20, 5, size=1)}}, {}])
     words = iter(["", "", "", "q"])
     monkeypatch.setattr(top, "ask", lambda hosts, task: (next(looks), []))

@@ -1,7 +1,5 @@
 """Wrong words on a command line, and files that are no records: status 2 and one line that names them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable
@@ -47,6 +45,8 @@ cpudist top --hostfile none | none
 cpudist docs fast-networks | fast-networks
 cpudist summary nowhere | No such file
 cpudist summary cut.json | cut.json
+cpudist summary list.json | list.json
+cpudist summary empty | empty
 cpudist forecast | required
 cpudist forecast out | cpudist test
 cpudist forecast out --hosts 0 | '0'

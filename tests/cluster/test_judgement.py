@@ -1,7 +1,5 @@
 """What `cpudist test` says of made-up figures: every fault is named, and noise is none."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -73,11 +71,7 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
     "cores": (_host(1, flops=SLOW, cores=4), ["h1"], "4 cores"),
     "unknown": (_host(0, flops=SLOW), ["h0"], "0.60 of the others' speed in float32, 0.60 in bfloat16"),
     "neighbour": (_host(0, flops=SLOW, load=1.5), ["h0"], "1.5 programs"),
-    "quota": (
-        lambda figures: _late_links(2)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(figures)),
-        ["h2"],
-        "a quota of 0.08",
-    ),
+    "quota": (lambda one: _late_links(2)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(one)), ["h2"], "a quota of 0.08"),
     "whole quota": (_host(1, flops=SLOW, cores=4, quota=4.0), ["h1"], "a quota of 4 CPUs"),
     "memory": (_host(2, copied=1e10), ["h2"], "0.50"),
     "version": (_host(2, versions={**VERSIONS, "torch": "2.8.0"}), ["h2"], "torch 2.8.0"),
@@ -87,11 +81,16 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
     "one host's sending": (_links(lambda link: link.source == 3, bandwidth=1e7), ["h3"], "sends at most 80 Mbit/s"),
     "latency": (_links(lambda link: {link.source, link.target} == {0, 2}, latency=0.02), ["h0 and h2"], "20000 us"),
     "pair": (
-        _links(lambda link: {link.source, link.target} == {1, 2}, bandwidth=1e7, latency=0.02),
+        _links(lambda link: {link.source, link.target} == {1, 2}, bandwidth=1e7, latency=1),
         ["h1 and h2"],
         "80 M",
     ),
     "late host": (_links(lambda link: 2 in (link.source, link.target), latency=0.02), ["h2"], "20000 us on all of its"),
+    "slow host": (
+        _links(lambda link: 3 in (link.source, link.target), bandwidth=1.175e7),
+        ["h3"],
+        "and receives at most 94",
+    ),
     "loss": (lambda figures: dataclasses.replace(figures, loss=(0.51, 0.5)), ["training"], "0.51"),
 }
 
@@ -107,13 +106,6 @@ def test_a_fault_is_named_and_nothing_else(fault: str) -> None:
 @given(st.integers(1, 12), st.integers(0, 10_000))
 def test_a_fifth_of_noise_is_no_fault(hosts: int, seed: int) -> None:
     assert judge(cluster(hosts, 0.2, seed)) == []
-
-
-@pytest.mark.parametrize("hosts", [3, 4, 9])
-def test_a_host_whose_links_are_all_slow_is_named_alone(hosts: int) -> None:
-    change = _links(lambda link: hosts - 1 in (link.source, link.target), bandwidth=1.175e7)
-    found = [(finding.about, finding.message) for finding in judge(change(cluster(hosts)))]
-    assert found == [(f"h{hosts - 1}", "sends and receives at most 94 Mbit/s on all of its links")]
 
 
 def test_noise_beside_a_host_that_sends_slowly() -> None:
@@ -163,10 +155,3 @@ def test_tables_fit_a_terminal(hosts: int, shown: bool) -> None:
     text = tables(cluster(hosts))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count(" 100") == (hosts * (hosts - 1) if shown else 0)
-
-
-def test_the_odd_link_has_another_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    odd = _links(lambda link: (link.source, link.target) == (1, 3), bandwidth=1.17e7)(cluster())
-    text = tables(odd)
-    assert (text.count("\033[31m  10\033[0m"), text.count("\033[32m 100")) == (1, 11)

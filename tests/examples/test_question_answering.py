@@ -1,24 +1,21 @@
 """The example of question answering: SQuAD's scores, and the same ones in one process and on two ranks."""
 
 import runpy
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from datasets import Dataset
-from jobs import run
 from pretrained import minilm, small_bert
 from trainer_examples import EXAMPLES, trained
 
-EXAMPLE = str(EXAMPLES / "question_answering.py")
 QUESTIONS = str(Path(__file__).parents[1] / "huggingface" / "village.json")
 
 
 @pytest.fixture(scope="module")
 def example() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(EXAMPLE, run_name="example"))
+    return SimpleNamespace(**runpy.run_path(str(EXAMPLES / "question_answering.py"), run_name="example"))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +29,7 @@ def example() -> SimpleNamespace:
         ("1911", [""], (0.0, 0.0)),
     ],
 )
-def test_scores_are_those_that_squad_defines(
+def test_scores_of_squad(
     example: SimpleNamespace, answer: str, truths: list[str], expected: tuple[float, float]
 ) -> None:
     assert example.score(answer, truths) == pytest.approx(expected)
@@ -71,13 +68,3 @@ def test_learns_on_two_ranks_and_scores_as_in_one_process(tmp_path: Path) -> Non
     for name in ("loss", "eval_exact_match", "eval_f1"):  # at the start
         assert two[name][0] == pytest.approx(one[name][0], rel=1e-4), name
     assert two["loss"][-1] < two["loss"][0] - 0.5
-
-
-@pytest.mark.job
-def test_a_file_that_holds_no_questions_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "questions.json").write_text("[]")
-    words = ["--model_name", "x", "--train_file", "questions.json", "--eval_file", "questions.json"]
-    result = run([sys.executable, EXAMPLE, *words, "--output_dir", "out", "--use_cpu"], 300, cwd=tmp_path)
-    assert result.returncode == 1, result.output
-    assert result.stderr.startswith("questions.json holds no questions in the form of SQuAD: TypeError"), result.output
-    assert result.stderr.count("\n") == 1, result.output

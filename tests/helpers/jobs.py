@@ -49,8 +49,6 @@ process.send_signal(int(sys.argv[1]))
 sys.exit(process.wait())
 """
 
-started: list[str] = []  # the marks of all jobs so far
-
 
 @dataclass(frozen=True)
 class Result:
@@ -94,7 +92,6 @@ def run(
         AssertionError: the job did not end within `timeout`, or left processes behind. They are killed.
     """
     mark = uuid.uuid4().hex
-    started.append(mark)
     variables = {**environment(env), _MARK: mark}
 
     # Files, not pipes: a process that is left behind and holds a pipe open would block reading.

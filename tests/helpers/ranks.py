@@ -7,7 +7,7 @@ import fcntl
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,9 +25,12 @@ def begin(**options: Any) -> Job:
     return start_job(detect(), JobOptions(backend="gloo", **options))
 
 
-def fork_ranks(script: Callable[[], object], size: int = 2, seconds: float = 60) -> list[tuple[int | None, str]]:
+def fork_ranks(
+    script: Callable[[], object], size: int = 2, seconds: float = 60, variables: Mapping[str, str] | None = None
+) -> list[tuple[int | None, str]]:
     """Run `script` on all ranks of a job without a launcher; return each rank's exit status and its output."""
-    variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    address = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables = {**(variables or {}), **address}
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, str(rank)) for rank in range(size)]
         ranks = [get_context("fork").Process(target=_run, args=(script, path, variables)) for path in outputs]
@@ -54,7 +57,7 @@ def _lock(file: int, how: int) -> bool:
     return False
 
 
-def _run(script: Callable[[], object], output: Path, variables: dict[str, str]) -> None:
+def _run(script: Callable[[], object], output: Path, variables: Mapping[str, str]) -> None:
     """Run `script` as the interpreter would, without what pytest has changed in it."""
     os.environ.update(variables, RANK=output.name)
     file = os.open(output, os.O_WRONLY | os.O_CREAT)

@@ -1,8 +1,10 @@
-"""A model for Trainer in the process of a test."""
+"""A Trainer with a small model, in the process of a test."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import Trainer, TrainingArguments
 
 
 class Model(torch.nn.Module):
@@ -14,3 +16,13 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"loss": (self.layer(x) - labels).square().mean()}
+
+
+def trained(folder: Path, resume: str | None = None, **words: Any) -> list[dict[str, float]]:
+    """Train on 40 samples; return what was logged."""
+    torch.manual_seed(0)
+    samples = [{"x": torch.rand(4), "labels": torch.ones(1)} for _ in range(40)]
+    arguments = TrainingArguments(str(folder), **{"report_to": "none", "disable_tqdm": True, **words})
+    trainer = Trainer(Model(), arguments, train_dataset=samples)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.state.log_history

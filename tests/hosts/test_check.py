@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clocks import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist.doctor.facts import _connect, facts
-from cpudist.errors import Finding
+from cpudist.errors import Finding, UserError
 from cpudist.hosts import check as module
 from cpudist.hosts import remote
 from cpudist.hosts.check import Facts, check
@@ -71,6 +72,27 @@ def test_what_a_host_reports_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert network["message"].startswith("no network interface nosuch0 ")
 
 
+def test_hosts_that_are_not_up_are_waited_for(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One is up at once, one after 2 s; they are not asked again."""
+    asked: list[str] = []
+
+    async def why_not_up(host: Host) -> str:
+        asked.append(host.name)
+        return "" if clock.now >= up[host.name] else f"{host.name} is away"
+
+    clock.drives(module)
+    monkeypatch.setattr(module, "_why_not_up", why_not_up)
+    up = {"h0": clock.now, "h1": clock.now + 2, "h2": clock.now + 5}
+    hosts = [Host(name) for name in up]
+    module.wait_for(hosts[:2], 2.5)
+    assert (asked, clock.slept) == (["h0", "h1", "h1", "h1"], [1, 1])
+    assert capsys.readouterr().err == "cpudist: waiting up to 2.5 s for h1\n"
+    with pytest.raises(UserError, match=r"^after 1 s, h2 is away$"):
+        module.wait_for(hosts, 1)
+
+
 HOSTS = here, h0, h1, h2, h3 = [Host(name) for name in ("this", "h0", "h1", "h2", "h3")]
 
 
@@ -81,7 +103,7 @@ HOSTS = here, h0, h1, h2, h3 = [Host(name) for name in ("this", "h0", "h1", "h2"
         ([(h1, h2)], "h2", "does not let h1 connect"),
         ([(h1, h2), (h2, h1)], "h2", "cannot connect to h1 at h2 h1"),
         # A host whose network is another one, or whose ports are closed, is named alone.
-        ([(h1, other) for other in HOSTS] + [(other, h1) for other in HOSTS], "h1", "to this host at h1 this"),
+        ([(h1, other) for other in HOSTS[::-1]] + [(other, h1) for other in HOSTS], "h1", "to this host at h1 this"),
         ([(other, h1) for other in HOSTS], "h1", "does not let this host connect"),
         ([(h0, h2), (h1, h2), (h3, h2)], "h2", "does not let h0, h1"),
         ([(h1, here), (h3, here)], "h3 h1", "cannot connect to this host at "),
@@ -91,7 +113,7 @@ def test_one_fault_of_the_network_gives_one_finding(failed: list[tuple[Host, Hos
     why = {(one, other): f"{one.name} {other.name}" for one, other in failed if one != other}
     found = list(unconnected(why, HOSTS))
     assert [host.name for host, _ in found] == about.split()
-    assert all(says in finding.message for _, finding in found)
+    assert all(says in finding.message and "ip route" in finding.remedy for _, finding in found)
 
 
 @given(st.integers(2, 2000))
@@ -124,3 +146,4 @@ def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> No
     found = module._judge(Host("h1", 4), replace(FACTS, **changes), FACTS, "train.py")
     assert " ".join(f"{one.level} {one.message}" for one in found).startswith(words)
     assert len(found) == bool(words)
+    assert "findings" in changes or all(one.remedy for one in found)

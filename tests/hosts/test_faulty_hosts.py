@@ -48,23 +48,30 @@ def sh(bed: Bed, host: str, command: str) -> None:
     assert result.returncode == 0, result.output
 
 
+_LARGE = "ip link set eth0 mtu 9000; ip route add 10.77.0.10 dev eth0 mtu 1500"  # the switch passes 1500
 CUTS = {
-    "no route": "ip route add blackhole 10.77.0.11",
-    "packets get lost": "ip neighbour replace 10.77.0.11 lladdr 02:00:00:00:00:01 dev eth0 nud permanent",
+    "no route": ({"h2": "ip route add blackhole 10.77.0.11"}, "ip route"),
+    "packets get lost": (
+        {"h2": "ip neighbour replace 10.77.0.11 lladdr 02:00:00:00:00:01 dev eth0 nud permanent"},
+        "ip route",
+    ),
+    "large packets get lost": ({"h1": _LARGE, "h2": _LARGE}, "mtu 1500"),
 }
 
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_two_hosts_that_reach_this_host_but_not_each_other(three: Bed, tmp_path: Path, cut: str) -> None:
-    sh(three, "h2", CUTS[cut])
+    commands, remedy = CUTS[cut]
+    for host, command in commands.items():
+        sh(three, host, command)
     says = found(three)
     assert (says["h0"][0], says["h1"][0], says["h2"][0]) == ("ok", "ok", "error")
     assert "h1" in says["h2"][1]
-    assert "ip route" in says["h2"][2]
+    assert remedy in says["h2"][2]
     job = launch("--hostfile", three.hostfile(1), "--", str(SCRIPT), str(tmp_path))
-    for command in [job, [str(BIN / "cpudist"), "test", "--hostfile", three.hostfile()]] * (cut == "no route"):
+    for words in [job, [str(BIN / "cpudist"), "test", "--hostfile", three.hostfile()]] * (cut == "no route"):
         begin = time.monotonic()
-        result = three.run("h0", command, timeout=60)
+        result = three.run("h0", words, timeout=60)
         assert result.returncode == 2, result.output
         assert time.monotonic() - begin < 40, "10 on a machine that does nothing else"
         (line,) = [line for line in result.report.splitlines() if ": waiting for " not in line]

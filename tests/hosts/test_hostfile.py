@@ -91,7 +91,8 @@ def test_files(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="hostfile"):
             read(tmp_path / name)
     (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfh0:2\r\nh1:2\r\n")
-    assert read(tmp_path / "hosts") == [Host("h0", 2), Host("h1", 2)]
+    hosts = read(tmp_path / "hosts")
+    assert (hosts, hosts[1].where) == ([Host("h0", 2), Host("h1", 2)], f"{tmp_path}/hosts, line 2")
 
 
 @pytest.mark.parametrize(

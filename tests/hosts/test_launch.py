@@ -52,15 +52,6 @@ def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, m
     assert not any("warning" in line or "rank 0 on" in line for line in ours), result.output
 
 
-def test_by_hand_with_a_line_that_intel_mpi_drops(bed: Bed, tmp_path: Path) -> None:
-    """Intel MPI runs all ranks on the first host, with exit status 0; cpudist warns."""
-    hosts = hostfile(tmp_path, "h0\nh1:abc\n")
-    train = [str(BIN / "cpudist-train"), "--backend", "gloo", str(SCRIPT), str(tmp_path)]
-    result = bed.run("h0", ["mpirun", "-f", hosts, "-n", "2", "-ppn", "1", *train], timeout=120)
-    assert set(seen(tmp_path).values()) == {"h0"}, result.output
-    assert "cpudist: warning: intel-mpi was asked for 2 hosts, but all ranks run on h0" in result.stderr
-
-
 @pytest.mark.parametrize("mpi", MPIS)
 def test_what_a_dry_run_prints_runs_by_hand_also_with_more_arguments_than_a_launcher_takes(
     bed: Bed, tmp_path: Path, mpi: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +68,8 @@ def test_a_rank_for_each_part_of_each_host(plan_of: Plan) -> None:
 def test_on_this_host_only_a_part_is_asked_for(plan_of: Plan) -> None:
     here = Host("localhost", 3, "this host")
     nothing, checked = Checked({}, {}), Checked({replace(here, slots=None): _facts(here, 2)}, {})
-    assert plan_of(nothing, None, ranks=3).start() == [here]
+    placed = plan_of(nothing, None, ranks=3).start()
+    assert (placed, placed[0].where) == ([here], here.where)
     assert plan_of(nothing, None, ranks=3, per_host=4).start() == [here]
     assert plan_of(checked, None, per_host="socket").start() == [replace(here, slots=2)]
     assert plan_of(checked, None).start() == [replace(here, slots=4)]
@@ -127,9 +129,15 @@ def test_hosts_that_fail_or_are_away_at_a_restart(
     failed = JobExit(1, suspect=h1, output_lost=True)
     outcomes, away = iter([failed, failed, UserError("h0 is slow"), JobExit(0)]), iter([[], [h0], [], []])
     placed: list[list[Host]] = []
+    given: list[list[str | float]] = []
 
-    def attempt(mpirun: object, options: object, on: list[Host], *_: object) -> JobExit:
+    def supervise(mpi: object, command: list[str], own: dict[str, str], on: list[Host], grace: float) -> JobExit:
         placed.append(on)
+        given.append([own[module.RUN_ID], own[module.RESTART_COUNT], own[module.OUTPUT], grace])
+        file = Path(command[command.index("-machinefile") + 1])
+        assert file.read_text().split() == [one.name for one in on for _ in range(2)]
+        assert command[-2:] == ["--checkpoint-on-signal", "train.py"]
+        assert (float(own[module.EARLIER_SECONDS]) > 0) == (own[module.RESTART_COUNT] != "0")
         outcome = next(outcomes)
         if isinstance(outcome, UserError):
             raise outcome
@@ -138,15 +146,27 @@ def test_hosts_that_fail_or_are_away_at_a_restart(
     def check(hosts: list[Host], script: str, by_name: bool, interface: str | None) -> Checked:
         return Checked({}, {host: [Finding("error", host.name, "does not answer", "see to it")] for host in next(away)})
 
-    monkeypatch.setattr(module, "_run_once", attempt)
+    monkeypatch.setattr(module, "supervise", supervise)
     monkeypatch.setattr(HostPlan, "start", lambda _: hosts)
     monkeypatch.setattr(host_plan, "check", check)
-    assert module.run(MPIRUN, LaunchOptions(hosts, ["train.py"], max_restarts=4, min_nodes=1)) == 1, "output was lost"
+    options = LaunchOptions(hosts, ["--checkpoint-on-signal", "train.py"], max_restarts=4, min_nodes=1, grace=7)
+    assert module.run(MPIRUN, options, {module.RUN_ID: "mine"}) == 1, "output was lost"
+    assert given == [["mine", f"{count}", "rank0", 7] for count in (0, 1, 3, 4)]
     assert placed == [hosts, hosts, [h0], [h0]]
     assert clock.slept == [0, 5, 10, 20]
     said = capsys.readouterr().err
     assert "h0 is slow" in said
     assert said.endswith("starting again (4 of 4) with 2 ranks on h0\n")
+
+
+def test_what_is_shown_is_what_runs() -> None:
+    options = LaunchOptions(parse("h0:2\nh1:2"), ["train.py", "a b"], ranks=3, interface="lo", all_output=True)
+    *file, command = module.show(MPIRUN, options, {}).splitlines()
+    assert file == ["cat > cpudist-hostfile <<'END'", "h0", "h0", "h1", "END"]
+    variable, program, *words = shlex.split(command)
+    assert (variable, program) == ("CPUDIST_OUTPUT=all", "mpirun")
+    assert words[-4:] == ["--interface", "lo", "train.py", "a b"]
+    assert all(pair in " ".join(words) for pair in ("-machinefile cpudist-hostfile", "-n 3", "-iface lo"))
 
 
 @pytest.mark.job

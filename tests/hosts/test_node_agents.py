@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,45 +14,49 @@ from cpudist.errors import UserError
 from cpudist.hosts import node_agents, remote
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.waiting import poll
+
+# An agent: it reports what the test says, writes down what it is told, and reports again when it is told to end.
+AGENT = """
+: > "$1"
+echo "$2" | tr ";" "\\n"
+while read -r line && echo "$line" >> "$1" && [ "$line" != end ]; do :; done
+echo "$3"
+"""
+SAYS = {
+    "h0": ("Welcome 2;ranks 3;gone 2;went 0;went 1", "left 0"),
+    "h1": ("ranks 0", "left 2"),
+    "h2": ("hi;ranks 1;gone 7", ""),
+    "localhost": ("ranks 0", "left 0"),
+    "silent": ("Welcome 2", ""),
+}
 
 
-class Agent:
-    """One that answers when it is asked for the third time."""
+@pytest.mark.job
+def test_what_agents_report_and_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
 
-    started = 0
-    most_at_once = 0
-    may_connect_again = False
+    def command_on(host: Host, words: list[str]) -> list[str]:
+        assert len([*tmp_path.iterdir()]) == len(started), "each begins when the one before has answered"
+        started.append([host.name, *words[-3:]])
+        return ["sh", "-c", AGENT, "sh", str(tmp_path / host.name), *SAYS[host.name]]
 
-    def __init__(self, host: Host, job: str, rank_variable: str) -> None:
-        self.host, self.is_here = host, host.name == "localhost"
-        self.answered, self.asked = False, 0
-        self.left = 0
-        Agent.started += 1
+    monkeypatch.setattr(node_agents, "command_on", command_on)
+    monkeypatch.setattr(node_agents, "AT_ONCE", 1)
+    _, h1, h2 = hosts = [Host(name) for name in ("h0", "h1", "h2")]
+    agents = NodeAgents(hosts, "job", "RANK")
+    assert started == [*([host.name, "job", "RANK", "8.0"] for host in hosts), ["localhost", "job", "RANK", "0"]]
+    assert poll(lambda: agents.tick() or agents.ranks_ended, 20)
+    assert agents.first_ended == {"h0": 2, "h2": 7}
+    assert (agents.had_ranks, agents.without_ranks, agents.lost) == (True, [h1], [])
+    assert not agents.signal_ranks(15)
+    assert agents.end() == [h1, h2], "one has processes left, and one does not say"
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"signal 15\nend\n"}
 
-    def receive(self) -> list[int | None]:
-        self.asked += 1
-        self.answered = self.asked > 2
-        return []
-
-    def keep_alive(self) -> None:
-        pass
-
-
-def test_a_thousand_hosts_are_reached_64_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_agents, "_Agent", Agent)
-    monkeypatch.setattr(Agent, "started", 0)
-    monkeypatch.setattr(Agent, "most_at_once", 0)
-    monkeypatch.setattr(node_agents, "_allow_files", lambda count: None)
-    receive = NodeAgents._receive
-
-    def counting(self: NodeAgents) -> bool:
-        Agent.most_at_once = max(Agent.most_at_once, sum(not agent.answered for agent in self._agents))
-        return receive(self)
-
-    monkeypatch.setattr(NodeAgents, "_receive", counting)
-    NodeAgents([Host(f"n{number}") for number in range(1000)], "job", "RANK")
-    assert Agent.started == 1001, "this host has one, too"
-    assert Agent.most_at_once == remote.AT_ONCE == 64
+    monkeypatch.setattr(node_agents, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(node_agents, "_END_SECONDS", 1.0)
+    with pytest.raises(UserError, match=r"^hostfile: on silent the agent .* does not start; try: ssh silent true$"):
+        NodeAgents([Host("silent")], "job", "RANK")
 
 
 def test_a_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

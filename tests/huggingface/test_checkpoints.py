@@ -1,7 +1,5 @@
 """Checkpoints of scripts that know nothing of cpudist: complete or not there, and good for any number of ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -12,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_trainer
 import torch
+from course import BOUND, command, trained
 from jobs import Result, launch, mpirun, run, train
 from safetensors.torch import load_file
-from small_trainer import Model
-from transformers import Trainer, TrainingArguments
 
 import cpudist
 from cpudist.checkpoints.publishing import publisher_of
@@ -24,27 +22,9 @@ from cpudist.huggingface import restart_point
 from cpudist.huggingface.restart_point import checkpoints
 from cpudist.topology.identity import free_port
 
-BOUND = 400.0
-SCRIPTS = Path(__file__).parent / "checks"
-
-_WORDS = ["--do_train", "--report_to", "none", "--disable_tqdm", "true", "--no_cuda", "--seed", "3"]
-_WORDS += ["--logging_steps", "1", "--learning_rate", "1e-2", "--save_strategy", "steps"]
-
-
-def _start(
-    ranks: int, output: Path, script: list[str], *words: str, options: tuple[str, ...] = (), launched: bool = False
-) -> Result:
-    command = ["--backend", "ccl", "--record", str(output.with_suffix(".json")), *options]
-    command += [str(SCRIPTS / script[0]), *script[1:], "--output_dir", str(output), *_WORDS, *words]
-    restarts = ["--max-restarts", "1", "--", *command]
-    return run(launch("--nproc", str(ranks), *restarts) if launched else mpirun(ranks, *train(*command)), BOUND)
-
-
-def _train(ranks: int, output: Path, script: list[str], *words: str) -> dict[str, Any]:
-    """Run to the end and return what course.py found."""
-    result = _start(ranks, output, script, *words)
-    assert result.returncode == 0, result.output
-    return {**json.loads((output / "found.json").read_text()), "stderr": result.stderr}
+_WORDS = ["--no_cuda", "--learning_rate", "1e-2", "--save_strategy", "steps"]
+_EIGHT = [*_WORDS, "--per_device_train_batch_size", "6", "--max_steps", "8", "--save_steps", "2"]
+_EIGHT += ["--save_total_limit", "1"]
 
 
 def _load(checkpoint: Path, ranks: int) -> None:
@@ -56,14 +36,11 @@ def _load(checkpoint: Path, ranks: int) -> None:
     assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] > 0
 
 
-_EIGHT = ["--per_device_train_batch_size", "6", "--max_steps", "8", "--save_steps", "2", "--save_total_limit", "1"]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A training of eight steps on two ranks, never interrupted: its folder, and what course.py found."""
     output = tmp_path_factory.mktemp("eight") / "whole"
-    return output, _train(2, output, ["course.py", "--dropout"], *_EIGHT)
+    return output, trained(2, output, ["course.py", "--dropout"], *_EIGHT)
 
 
 def _is_like(found: dict[str, Any], whole: dict[str, Any]) -> None:
@@ -74,10 +51,21 @@ def _is_like(found: dict[str, Any], whole: dict[str, Any]) -> None:
     assert {name: found["parameters"][name] for name in sums} == pytest.approx(sums, abs=1e-5)
 
 
-def _earlier_run(whole: Path, output: Path) -> None:
-    """Leave in `output` what an earlier run would have left there: a finished training, and more steps than that."""
+def _killed(whole: tuple[Path, dict[str, Any]], output: Path, kills: list[list[str]], *options: str) -> list[str]:
+    """Return the words of a training that is killed, where an earlier run with more steps has left its checkpoints."""
     for name in ("checkpoint-8", "checkpoint-99"):
-        shutil.copytree(whole / "checkpoint-8", output / name)
+        shutil.copytree(whole[0] / "checkpoint-8", output / name)
+    return command(output, ["killed.py", json.dumps(kills), "--dropout"], *_EIGHT, options=options)
+
+
+def _went_on(whole: tuple[Path, dict[str, Any]], output: Path, result: Result, *restarts: int) -> None:
+    """Check that each restart went on from one of these steps, and that the end is that of a training never killed."""
+    assert result.returncode == 0, result.output
+    for attempt, step in enumerate(restarts, 1):
+        said = f"cpudist: restart {attempt}: going on from {output}/checkpoint-{step}\n"
+        assert result.stderr.count(said) == 1, result.output
+    _is_like(json.loads((output / "found.json").read_text()), whole[1])
+    assert _steps(output) == [8], "the newest, by its making; nothing is left behind"
 
 
 def _steps(output: Path) -> list[int]:
@@ -88,45 +76,27 @@ KILLS = [["open", "/checkpoint-4/trainer_state.json"], ["os.rename", "/checkpoin
 
 
 @pytest.mark.job
-def test_killed_while_saving_it_goes_on_as_if_nothing_had_been(
-    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
-) -> None:
+def test_killed_while_saving_it_goes_on_as_before(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     """Killed while it writes, before it brings out what it wrote, while it deletes the one before; then to the end."""
-    output, words = tmp_path / "out", [json.dumps(KILLS), "--dropout", *_WORDS, *_EIGHT]
-    _earlier_run(whole[0], output)
-    script = [str(SCRIPTS / "killed.py"), *words, "--output_dir", str(output)]
-    options = ["--nproc", "2", "--max-restarts", "3", "--", "--backend", "ccl", "--async-checkpoint"]
-    result = run(launch(*options, *script), 2 * BOUND)
-    assert result.returncode == 0, result.output
+    words = _killed(whole, tmp_path / "out", KILLS, "--async-checkpoint")
+    result = run(launch("--nproc", "2", "--max-restarts", "3", "--", *words), 2 * BOUND)
     found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
     assert found == [[8, 99], [2], [2], [4]], result.output
-    for attempt, step in ((1, 2), (2, 2), (3, 4)):
-        said = f"cpudist: restart {attempt}: going on from {output}/checkpoint-{step}\n"
-        assert result.stderr.count(said) == 1, result.output
-    _is_like(json.loads((output / "found.json").read_text()), whole[1])
-    assert _steps(output) == [8], "nothing is left behind"
+    _went_on(whole, tmp_path / "out", result, 2, 2, 4)
 
 
 @pytest.mark.job
 def test_torchruns_agents_restart_it(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     """Of two agents only the one whose rank was killed counts the restart."""
-    output = tmp_path / "out"
-    _earlier_run(whole[0], output)
-    script = [str(SCRIPTS / "killed.py"), json.dumps([["open", "/checkpoint-6/trainer_state.json"]]), "--dropout"]
-    script += ["--output_dir", str(output), *_WORDS, *_EIGHT]
+    words = train(*_killed(whole, tmp_path / "out", [["open", "/checkpoint-6/trainer_state.json"]]))
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    agent = shlex.join(["torchrun", "--nnodes", "2", "--max-restarts", "1", *meet, "--no-python", *train(*script)])
+    agent = shlex.join(["torchrun", "--nnodes", "2", "--max-restarts", "1", *meet, "--no-python", *words])
     result = run(["bash", "-c", f"{agent} & one=$!; {agent}; two=$?; wait $one && exit $two"], timeout=2 * BOUND)
-    assert result.returncode == 0, result.output
-    assert result.stderr.count(f"cpudist: restart 1: going on from {output}/checkpoint-4\n") == 1, result.output
-    _is_like(json.loads((output / "found.json").read_text()), whole[1])
-    assert _steps(output) == [8], "the newest, by its making"
+    _went_on(whole, tmp_path / "out", result, 4)
 
 
 @pytest.mark.versions
-def test_where_a_script_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """After its last step it makes none more; what the script names wins; `--resume never`; another run's restart.
 
     Checksums are compared wherever it goes on.
@@ -140,12 +110,8 @@ def test_where_a_script_goes_on(
         monkeypatch.setenv("CPUDIST_RESTART_COUNT", restarts)
         cpudist.init("gloo", pin=False, resume=resume)
         try:
-            words = {"max_steps": 5, "save_steps": 2, "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
-            torch.manual_seed(0)
-            samples = [{"x": torch.rand(4), "labels": torch.ones(1)} for _ in range(40)]
-            trainer = Trainer(Model(), TrainingArguments(str(output), **words), train_dataset=samples)
-            trainer.train(resume_from_checkpoint=named)
-            return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            logged = small_trainer.trained(output, named, max_steps=5, save_steps=2, logging_steps=1)
+            return [entry["loss"] for entry in logged if "loss" in entry]
         finally:
             cpudist.shutdown()
 
@@ -186,11 +152,11 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
     those that fill up the last step of an epoch too. Trainer alone would report two to four times the loss: this model
     ignores num_items_in_batch.
     """
-    words = ["--per_device_train_batch_size", "8", "--max_steps", "17", "--save_steps", "5"]
+    words = [*_WORDS, "--per_device_train_batch_size", "8", "--max_steps", "17", "--save_steps", "5"]
 
     def train(ranks: int, *more: str) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
         name = str(ranks)
-        found = _train(ranks, tmp_path / name, ["seen.py", str(tmp_path / f"{name}.seen")], *words, *more)
+        found = trained(ranks, tmp_path / name, ["seen.py", str(tmp_path / f"{name}.seen")], *words, *more)
         return found, json.loads((tmp_path / f"{name}.seen").read_text())
 
     whole, seen = train(4)
@@ -219,8 +185,10 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
 def test_a_signal_stops_all_ranks_after_a_checkpoint(tmp_path: Path, target: str, name: str, status: int) -> None:
     """A rank or `cpudist launch` gets it. The script's callbacks see it, although the job's own stand before them."""
     output, script = tmp_path / "out", ["signalled.py", target, name]
-    words = ["--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", "1"]
-    result = _start(2, output, script, *words, options=("--checkpoint-on-signal",), launched=target == "command")
+    words = [*_WORDS, "--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", "1"]
+    words = command(output, script, *words, options=("--checkpoint-on-signal",))
+    launched = launch("--nproc", "2", "--max-restarts", "1", "--", *words)
+    result = run(launched if target == "command" else mpirun(2, *train(*words)), BOUND)
     assert result.returncode == status, result.output
     assert "starting again" not in result.stderr
     ((step, checkpoint),) = checkpoints(output).items()
@@ -251,7 +219,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.job
 def test_a_full_disk_ends_the_job_and_earlier_checkpoints_stay_whole(tmp_path: Path, small_disk: Path) -> None:
     output = small_disk / "out"
-    result = _start(2, output, ["course.py"], "--max_steps", "1000", "--save_steps", "1")
+    words = command(output, ["course.py"], *_WORDS, "--max_steps", "1000", "--save_steps", "1")
+    result = run(mpirun(2, *train(*words)), BOUND)
     assert result.returncode == 2, result.output
     lines = [line for line in result.report.splitlines() if "cpudist: " in line]
     assert len(lines) == 1, result.output

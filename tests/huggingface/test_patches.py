@@ -1,7 +1,5 @@
 """The table of patches: versions it does not know are refused, all of it is undone, and the documentation shows it."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings
@@ -42,9 +40,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
     ],
 )
 @pytest.mark.usefixtures("alone")
-def test_an_unknown_version_is_refused(
-    monkeypatch: pytest.MonkeyPatch, package: str, owner: object, name: str, value: object
-) -> None:
+def test_other_versions(monkeypatch: pytest.MonkeyPatch, package: str, owner: object, name: str, value: object) -> None:
     monkeypatch.setattr(owner, name, value)
     with pytest.raises(UserError, match=f"cpudist does not know {package} ") as caught:
         huggingface.install(job.require())
@@ -108,9 +104,7 @@ def test_ddp_timeout_bounds_all_groups_each_time_it_is_given() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_accelerate_computes_in_float32_where_bfloat16_is_slow(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_float32_where_bfloat16_is_slow(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     accelerator = accelerate.Accelerator(mixed_precision="bf16")
     model = accelerator.prepare(torch.nn.Linear(2, 2))
@@ -143,19 +137,6 @@ class Weighting(Trainer):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
-
-
-@pytest.mark.parametrize(
-    ("ranks", "asked", "batch", "accumulation"),
-    [(1, 6, 6, 2), (3, 6, 4, 1), (1, 12, 12, 1), (5, 6, 3, 1), (4, 2, 1, 3)],
-)
-def test_steps_of_twelve_samples_on_other_numbers_of_ranks(
-    ranks: int, asked: int, batch: int, accumulation: int
-) -> None:
-    trainer = _trainer(ranks, asked)
-    shares = resuming._keep_steps(trainer, BatchGeometry(2, 12, 12), "it")
-    assert (shares is None) == (12 % ranks == 0)
-    assert (trainer._train_batch_size, trainer.args.gradient_accumulation_steps) == (batch, accumulation)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Unequal shares: every step has the samples that it would have on the ranks that the training was begun with."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import cpudist
 from cpudist import job
 from cpudist.errors import UserError
+from cpudist.job import job_options
 from cpudist.job.job_options import JobOptions
 
 
@@ -29,6 +31,13 @@ def test_a_wrong_value_is_named_as_it_was_written(given: dict[str, Any], as_argu
         with pytest.raises(UserError) as raised:
             JobOptions(**given, from_flags=from_flags)
         assert str(raised.value).startswith(message)
+
+
+def test_without_the_library_a_job_serves_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_options, "find_spec", lambda name: None)
+    assert JobOptions().metrics_port is None
+    with pytest.raises(UserError, match=r"pip install 'cpudist\[metrics\]'"):
+        JobOptions(metrics_port=("127.0.0.1", 9400))
 
 
 def test_values_of_a_command_line_are_converted_and_cross_processes() -> None:
@@ -62,11 +71,15 @@ def alone() -> Iterator[None]:
 def test_init_sets_all_options_and_a_second_call_adds_to_them(alone: None) -> None:
     running = job.require()
     assert (running.options.resumes, running.options.async_checkpoint) == (False, None)
+    assert (running.statuses().keys(), os.environ.get("GLOO_SOCKET_IFNAME")) == ({0}, None)
     cpudist.init(compress="powersgd", async_checkpoint=True)
     assert (running.options.resumes, running.options.async_checkpoint) == (False, True)
     assert running.communication.compression == "powersgd"
-    cpudist.init(compress="none")
+    cpudist.init(compress="none", stall=60)
     assert running.communication.compression == "powersgd", "the first one holds"
+    assert (running.options.stall, running._stall._seconds) == (60, 60)
+    cpudist.init(stall=70)
+    assert running._stall._seconds == 60
 
 
 def test_a_backend_without_the_scheme_refuses_before_it_starts() -> None:

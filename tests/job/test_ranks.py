@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,35 +17,106 @@ import torch
 import torch.distributed as dist
 from ranks import begin, fork_ranks
 
+from cpudist import waiting
+from cpudist.backends.gloo import GlooBackend
 from cpudist.job import current, require
 from cpudist.waiting import poll
+from cpudist.world import World
 
 pytestmark = pytest.mark.job
 
 
 def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])  # here, since it imports torch._dynamo
+
     def script() -> None:
         before, hook = dict(os.environ), sys.excepthook
         for number in range(2):
+            rank = str(int(os.environ["RANK"]))
             job = begin(timeout=20 + number)
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total == job.world.size == 2
             assert [member.placement.rank for member in job.members] == [0, 1]
-            assert (job.timeout, os.environ["LOCAL_RANK"], job.restarts) == (20 + number, str(job.world.rank), 0)
-            assert poll(lambda: [one.line[:13] for one in require().statuses().values()] == ["test_ranks.py"] * 2, 20)
+            assert (job.timeout, job.restarts, job.owned_by_cli) == (20 + number, 3, False)
+            assert (job.run_ids, job.earlier_run_ids) == (["again"], {"again"})
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job._context.rendezvous.port)}
+            ranks = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+            assert {"TORCH_WARM_POOL": "0", **address, **ranks}.items() <= os.environ.items()
+            optimizer.step()
+
+            def published() -> list[tuple[str, int, bool]]:
+                statuses = [one for one in require().statuses().values() if one.pace]
+                return [(one.line[:13], one.pace.steps, one.at_end) for one in statuses]
+
+            assert poll(lambda: published() == [("test_ranks.py", 1, False)] * 2, 20)
+            dist.barrier()
             job.set_timeout(9)
             assert (job.timeout, job.store.timeout.total_seconds()) == (9, 9)
+            files = len(os.listdir("/proc/self/fd"))
             if (child := os.fork()) == 0:
                 assert sys.excepthook is sys.__excepthook__
+                assert len(os.listdir("/proc/self/fd")) < files - 5, "connections are closed"
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
             job.shutdown()
             assert current() is None
             assert (dict(os.environ), sys.excepthook) == (before, hook)
 
-    ranks = fork_ranks(script)
+    ranks = fork_ranks(script, variables={"CPUDIST_RUN_ID": "again", "CPUDIST_RESTART_COUNT": "3"})
     assert ranks == [(0, ""), (0, "")], "\n".join(output for _, output in ranks)
+
+
+def _contradicted() -> None:
+    """Warnings of the start: a torch that was not tested."""
+    torch.__version__ = torch.torch_version.TorchVersion("2.99.0")
+    begin().shutdown()
+
+
+def _interactive() -> None:
+    """Rank 1 runs in an interactive session, so an exception does not end it."""
+    if os.environ["RANK"] == "1":
+        sys.ps1 = ">>> "
+    job = begin(stall=1)
+    assert (job._context.interactive, job._context.watch) == (True, None)
+    job.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (_contradicted, [r"warning: cpudist was not tested with torch 2\.99\.0, only up to 2\.\d+"]),
+        (_interactive, ["warning: stall has no effect in a notebook or an interactive session"] * 2),
+    ],
+)
+def test_what_the_start_reports_once(script: Callable[[], None], said: list[str]) -> None:
+    (first, output), (second, other) = fork_ranks(script)
+    lines = (output + other).splitlines()
+    assert (first, second) == (0, 0), lines
+    assert len(lines) == len(said), lines
+    assert all(re.fullmatch(f"cpudist: {line}", shown) for line, shown in zip(said, lines, strict=True)), lines
+
+
+def test_a_rank_that_stops_while_the_backend_connects_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rank that waits, which then lets it go on."""
+    start, stopped = GlooBackend.start, tmp_path / "stopped"
+
+    def stop_and_start(backend: GlooBackend, world: World, store: dist.Store, timeout: float) -> None:
+        if world.rank == 1:
+            stopped.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        start(backend, world, store, timeout)
+
+    def say_and_continue(text: str) -> None:
+        print(text)
+        os.kill(int(stopped.read_text()), signal.SIGCONT)
+
+    monkeypatch.setattr(GlooBackend, "start", stop_and_start)
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 6.0)
+    monkeypatch.setattr(waiting, "say", say_and_continue)
+    (status, output), other = fork_ranks(lambda: begin(timeout=50).shutdown())
+    assert (status, other) == (0, (0, "")), output
+    assert re.match(r"gloo is connecting .* rank 1 \(\S+, last in \S+\): no answer", output), output
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -71,7 +145,7 @@ def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:
 
     (first, output), _ = fork_ranks(script)
     assert first == 1
-    assert "after 1 s at the end still waiting for rank 1" in output
+    assert re.search(r"after 1 s at the end still waiting for rank 1 .*test_ranks\.py:\d+", output), output
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.job import communication, require
 from cpudist.job.communication import Communication
@@ -90,6 +91,9 @@ class _Compressing:
     def compress(self, model: Any, scheme: str) -> None:
         self.schemes.append(scheme)
 
+    def ddp_options(self) -> dict[str, int]:
+        return {"bucket_cap_mb": 33}
+
 
 @pytest.mark.parametrize(
     ("rank", "nodes", "asked", "default", "schemes", "recorded", "said"),
@@ -127,3 +131,20 @@ def test_a_model_gets_its_own_compression_or_the_jobs(
     assert (backend.schemes, record.compression) == (schemes, recorded)
     assert capsys.readouterr().err.startswith(f"cpudist: {said}" if said else "")
     assert watched == ([model] if asked == "auto" and nodes > 1 else [])
+
+
+def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    backend, record, changes = _Compressing(), SimpleNamespace(compression=None), Changes()
+    ours = Communication(backend, World(0, 2, 0, 2, 0, 2, "test"), record)
+    ours.set_compression("bf16", "")
+    ours.follow_ddp(changes)
+    model, ddp = torch.nn.Linear(1, 1), torch.nn.parallel.DistributedDataParallel
+    assert (ddp(model).bucket_bytes_cap, backend.schemes) == (33 << 20, ["bf16"])
+    assert ddp(model, None, bucket_cap_mb=5).bucket_bytes_cap == 5 << 20
+    wrapped = ours.wrap(lambda: ddp(module=model), "none")
+    assert (wrapped.bucket_bytes_cap, backend.schemes) == (33 << 20, ["bf16", "bf16", "none"])
+    changes.undo()
+    assert ddp(model).bucket_bytes_cap != 33 << 20
+    assert len(backend.schemes) == 3
+    dist.destroy_process_group()

@@ -55,13 +55,6 @@ def test_hadolint_finds_nothing() -> None:
     assert json.loads(run(program, "--format", "json", DOCKERFILE)) == []
 
 
-def test_what_runs_belongs_to_root() -> None:
-    text = DOCKERFILE.read_text()
-    assert "COPY --chown" not in text
-    assert re.findall(r"^(?:USER|RUN|COPY) ?\S*", text, re.MULTILINE)[-1] == "USER 1000"
-    assert re.findall(r"chown (.*)", text) == ["cpudist: /data /home/cpudist/.ssh"]
-
-
 def test_the_locked_packages_are_what_pyproject_wants() -> None:
     """scripts/lock.py has to run again after pyproject.toml has changed."""
     files = [REPOSITORY / "container" / name for name in ("requirements.txt", "build-requirements.txt")]

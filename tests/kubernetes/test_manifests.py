@@ -1,6 +1,5 @@
-"""examples/kubernetes against schemas, the pod security standard "restricted" and kubectl; and the page about it."""
+"""examples/kubernetes against schemas, the pod security standard "restricted" and kubectl."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from manifests import FOLDER, KINDS, from_file, kustomized, mappings, pods
 
 from cpudist.launchers.mpis import MPIS
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = {"name": "digits", "image": "team/cpudist:1", "replicas": "3", "ranks": "5", "cpus": "16", "memory": "32Gi"}
 # Volumes of the pod security standards' policy "restricted".
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
@@ -92,18 +90,3 @@ def test_each_setting_goes_everywhere(kind: str, tmp_path: Path) -> None:
 def test_a_worker_of_an_mpijob_finds_the_ranks_of_each_mpi() -> None:
     variables = "|".join(dict.fromkeys(mpi.rank_variable for mpi in MPIS))
     assert f"'^({variables})='" in (FOLDER / "mpijob.yaml").read_text()
-
-
-@pytest.mark.parametrize("name", ["kubernetes.md", "slurm.md"])
-def test_commands_of_the_page(name: str) -> None:
-    """They name a namespace, and files that there are; whatever needs a cluster says so."""
-    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL)
-    commands = [line for line in "".join(blocks).replace("\\\n", " ").splitlines() if not line.startswith("#")]
-    for command in commands:
-        if command.startswith("kubectl"):
-            assert re.search(r" -n kubeflow | -k examples/kubernetes\b|^kubectl kustomize ", command), command
-        assert command.startswith(("kubectl kustomize", "python3 -m", "pip", "export", "cpudist build")) or (
-            "# cluster" in command
-        ), command
-        assert all((ROOT / file).exists() for file in re.findall(r"examples/[\w./]*\w", command)), command
-    assert commands

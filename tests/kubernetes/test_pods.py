@@ -228,9 +228,7 @@ def test_a_trainjob_trains(bed: tuple[Bed, Pods], tmp_path: Path, ranks: str, ba
 
 
 @pytest.mark.parametrize(("mpi", "backend", "name"), [("Intel", "ccl", "intel-mpi"), ("OpenMPI", "gloo", "open-mpi")])
-def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
-    bed: tuple[Bed, Pods], tmp_path: Path, mpi: str, backend: str, name: str
-) -> None:
+def test_an_mpijob_is_preempted(bed: tuple[Bed, Pods], tmp_path: Path, mpi: str, backend: str, name: str) -> None:
     """The launcher starts first; names and sshd come later. Then a worker gets SIGTERM, and all ranks save and end."""
     hosts, started = bed
     (job,) = kustomized(tmp_path, "mpijob", **SMALL, ranks="2")

@@ -1,7 +1,5 @@
 """Launchers are recognised by the variables that they set, and tell where a rank is and how ranks meet."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Launchers whose ranks could not communicate are refused in one line; tests/job/test_job.py runs under the others."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line of each MPI, the search for its mpirun, and the killed ranks that its output reports."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -128,32 +126,24 @@ def test_an_mpi_is_recognised_by_its_answer(version: str, mpi: type[MpiLauncher]
     assert [one for one in MPIS if one.recognises(version)] == ([mpi] if mpi else [])
 
 
-# As the launchers wrote it, when rank 1 of 2 was killed.
+# As the launchers wrote it, without the rules between, when rank 1 of 2 was killed.
 INTEL = """
-===================================================================================
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   RANK 0 PID 26955 RUNNING AT h0
 =   KILLED BY SIGNAL: 9 (Killed)
-===================================================================================
 
-===================================================================================
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   RANK 1 PID 26956 RUNNING AT h1
 =   KILLED BY SIGNAL: 11 (Segmentation fault)
-===================================================================================
 """
 MPICH = """
-===================================================================================
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   PID 26962 RUNNING AT h1
 =   EXIT CODE: 11
-===================================================================================
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
 """
 OPEN_MPI = """
---------------------------------------------------------------------------
 mpirun.openmpi noticed that process rank 1 with PID 0 on node h1 exited on signal 11 (Segmentation fault).
---------------------------------------------------------------------------
 """
 
 

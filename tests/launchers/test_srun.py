@@ -1,7 +1,5 @@
 """Under Slurm's own srun, on a cluster of this one machine, the same command trains, with MPI and without."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

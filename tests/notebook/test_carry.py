@@ -1,10 +1,7 @@
 """A call is pickled with all that it uses, or the error names the object that cannot be; nodes compare their calls."""
 
-from __future__ import annotations
-
 import functools
 import io
-import subprocess
 import sys
 import threading
 import types
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from jobs import completed
 
 from cpudist.errors import UserError
 from cpudist.notebook.carry import digest, pack, unpack
@@ -48,18 +46,23 @@ waits = around()
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Make a notebook `__main__`, and return its variables."""
-    main = types.ModuleType("__main__")
-    vars(main).update(__file__=__file__, world=World(0, 1, 0, 1, 0, 1, "single"))
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    exec(compile(NOTEBOOK, "<cell>", "exec"), vars(main))
-    return vars(main)
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """Runs cells as a notebook's `__main__`, and returns its variables."""
+
+    def run(cells: str) -> dict[str, Any]:
+        main = types.ModuleType("__main__")
+        vars(main).update(__file__=__file__, world=World(0, 1, 0, 1, 0, 1, "single"))
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        exec(compile(cells, f"<cell {hash(cells)}>", "exec"), vars(main))
+        return vars(main)
+
+    return run
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        ("takes", r"args\[1\] \(of type _thread.lock\) cannot be carried over"),
         ("uses_lock", r"lock \(of type _thread.lock\), which uses_lock uses, cannot be carried over"),
         ("uses_helper", r"lock \(of type _thread.lock\), which helper uses,"),
         ("uses_model", r"model.parts\['first'\]\[1\] \(of type _thread.lock\), which uses_model uses,"),
@@ -68,14 +71,10 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ("waits", r"event\._cond\._lock \(of type _thread.lock\), which waits uses,"),
     ],
 )
-def test_what_cannot_be_carried_is_named(notebook: dict[str, Any], function: str, message: str) -> None:
+def test_what_cannot_be_carried_is_named(run: Any, function: str, message: str) -> None:
+    args = (1, threading.Lock()) if function == "takes" else ()
     with pytest.raises(UserError, match=message):
-        pack(notebook[function], (), io.BytesIO())
-
-
-def test_an_argument_that_cannot_be_carried_is_named(notebook: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"args\[1\] \(of type _thread.lock\) cannot be carried over"):
-        pack(notebook["takes"], (1, threading.Lock()), io.BytesIO())
+        pack(run(NOTEBOOK)[function], args, io.BytesIO())
 
 
 def test_an_accelerator_of_the_notebooks_own_is_refused() -> None:
@@ -90,9 +89,9 @@ def test_an_accelerator_of_the_notebooks_own_is_refused() -> None:
         PartialState._reset_state()
 
 
-def test_a_call_is_what_it_was(notebook: dict[str, Any]) -> None:
+def test_a_call_is_what_it_was(run: Any) -> None:
     """A call works the same after unpickling, also with definitions of another `__main__`."""
-    assert carried(notebook["makes"], (4,))() == 8
+    assert carried(run(NOTEBOOK)["makes"], (4,))() == 8
     assert "makes" in vars(sys.modules["__main__"])
     assert carried(functools.partial(Path, "a"), ("b",))() == Path("a/b")
 
@@ -123,26 +122,16 @@ net, bound = Net(), Net().forward
 """
 
 
-@pytest.fixture
-def code(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs `CELLS`, with a change, as a notebook's and returns the digest of a call's code."""
-
-    def run(name: str, before: str = "", after: str = "") -> str:
-        assert before in CELLS
-        main = types.ModuleType("__main__")
-        monkeypatch.setitem(sys.modules, "__main__", main)
-        exec(compile(CELLS.replace(before, after), f"<cell {after}>", "exec"), vars(main))
-        return pack(print, (vars(main)[name],), io.BytesIO())
-
-    return run
+def code(variables: dict[str, Any], name: str) -> str:
+    """Return the digest of the code of a call."""
+    return pack(print, (variables[name],), io.BytesIO())
 
 
 @pytest.mark.job
-def test_the_same_code_in_another_process(code: Any) -> None:
+def test_the_same_code_in_another_process(run: Any) -> None:
     """Hashes of texts differ there, so sets have another order."""
     program = f"{CELLS}\nimport io\nfrom cpudist.notebook.carry import pack\nprint(pack(print, (train,), io.BytesIO()))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert found.stdout.strip() == code("train")
+    assert completed([sys.executable, "-c", program], timeout=60).stdout.strip() == code(run(CELLS), "train")
 
 
 @pytest.mark.parametrize(
@@ -161,8 +150,9 @@ def test_the_same_code_in_another_process(code: Any) -> None:
         ("bound", "x + 1", "x + 2", True),
     ],
 )
-def test_code(code: Any, name: str, before: str, after: str, differs: bool) -> None:
-    assert (code(name) != code(name, before, after)) is differs
+def test_code(run: Any, name: str, before: str, after: str, differs: bool) -> None:
+    assert before in CELLS
+    assert (code(run(CELLS), name) != code(run(CELLS.replace(before, after)), name)) is differs
 
 
 @dataclass

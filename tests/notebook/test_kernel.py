@@ -1,13 +1,11 @@
 """Cells of a real Jupyter kernel: the example from its first cell to its last, and one that is interrupted."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from jobs import run
+from jobs import completed
 
 from cpudist.optimization.precision import has_bf16
 
@@ -17,8 +15,7 @@ CHECKS = Path(__file__).parent / "checks"
 
 
 def test_the_example_is_executed() -> None:
-    result = run([sys.executable, str(CHECKS / "execute.py"), "2"], timeout=170)
-    assert result.returncode == 0, result.output
+    result = completed([sys.executable, str(CHECKS / "execute.py"), "2"], timeout=170)
     found = re.search(r"2 processes, accuracy ([\d.]+)", result.stdout)
     assert found, result.output
     assert float(found[1]) > 0.8
@@ -27,8 +24,7 @@ def test_the_example_is_executed() -> None:
 
 
 def test_the_cells_of_accelerates_tutorial(tmp_path: Path) -> None:
-    result = run([sys.executable, str(CHECKS / "execute.py"), str(CHECKS / "pets.py")], timeout=170, cwd=tmp_path)
-    assert result.returncode == 0, result.output
+    result = completed([sys.executable, str(CHECKS / "execute.py"), str(CHECKS / "pets.py")], timeout=170, cwd=tmp_path)
     first, *epochs, plot = result.stdout.splitlines()
     assert first == "Launching training on 2 CPUs."
     assert [line.split(":")[0] for line in epochs] == [f"epoch {number}" for number in range(4)], result.output
@@ -40,6 +36,5 @@ def test_the_cells_of_accelerates_tutorial(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_cell_leaves_nothing_and_the_next_one_works() -> None:
-    result = run([sys.executable, str(CHECKS / "interrupt_cells.py"), "1"], timeout=120)
-    assert result.returncode == 0, result.output
+    result = completed([sys.executable, str(CHECKS / "interrupt_cells.py"), "1"], timeout=120)
     assert "1 interrupted cells left nothing" in result.stdout

@@ -1,7 +1,5 @@
 """How the cells of several nodes find each other."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What ranks print is shown at once, in pieces of any size, or in whole lines with a prefix."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -36,7 +34,3 @@ def test_a_progress_bar_is_redrawn() -> None:
     bar = [b"\r 10%", b"\r 20%", b"\r100%\n"]
     assert shown(bar, None, False) == "\r 10%\r 20%\r100%\n"
     assert shown(bar, "[1] ", True) == "\r[1]  10%\r[1]  20%\r[1] 100%\n"
-
-
-def test_half_a_line_at_the_end_is_shown() -> None:
-    assert shown([b"one\ntw", b"o"], "[0] ", True) == "[0] one\n[0] two\n"

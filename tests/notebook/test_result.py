@@ -1,9 +1,6 @@
 """The cause is found among several failures, and the caller gets what a rank returns."""
 
-from __future__ import annotations
-
 import os
-import signal
 import socket
 import threading
 
@@ -42,11 +39,6 @@ def test_the_cause_comes_first() -> None:
 def test_an_exception_comes_as_it_is_where_it_can(error: BaseException, kind: type, message: str) -> None:
     with pytest.raises(kind, match=message):
         Failure.of(1, error, "said").raise_here()
-
-
-def test_ends_of_status() -> None:
-    assert Failure.of_status(1, -signal.SIGSEGV).said == "was killed by SIGSEGV"
-    assert Failure.of_status(1, 3).said == "ended with exit status 3 and without an exception"
 
 
 @pytest.mark.job

@@ -1,7 +1,5 @@
 """A wrong argument is an error of one line, before anything starts."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -62,11 +60,8 @@ def test_what_is_for_torchelastic_is_taken_with_one_line(capsys: pytest.CaptureF
     several = {**GIVEN, "num_nodes": 2, "rdzv_endpoint": "h0:5"}
     settings = check(print, (), several)
     assert (settings.master_addr, settings.master_port) == ("h0", 5)
-    assert check(print, (), {**several, "master_addr": "h1", "use_port": 7}).master_addr == "h1"
-
-
-def test_a_port_may_be_text() -> None:
-    assert check(print, (), {**GIVEN, "use_port": "29501"}).master_port == 29501
+    settings = check(print, (), {**several, "master_addr": "h1", "use_port": "7"})  # a port may be text
+    assert (settings.master_addr, settings.master_port) == ("h1", 7)
 
 
 def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import socket
+import resource
+import time
+from dataclasses import replace
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
+import psutil
 import pytest
+import torch
 from jobs import mpirun, run, train
-from observed import Observed
+from observed import ALONE, Observed
 
 from cpudist.cli.main import main
 from cpudist.cli.parser import endpoint
 from cpudist.errors import UserError
-from cpudist.job import job_options
-from cpudist.job.job_options import JobOptions
+from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import RunRecord
+from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.topology.identity import free_port
 
 # Rank 1 computes longer; rank 0 asks for the figures when both have published them.
@@ -48,15 +54,9 @@ def test_an_address_and_a_port() -> None:
     assert endpoint("[::1]:9400") == ("::1", 9400)
 
 
-def test_without_the_library_the_job_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_options, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'cpudist\[metrics\]'"):
-        JobOptions(metrics_port=("127.0.0.1", 9400))
-
-
 @pytest.mark.job
 def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = pytest.importorskip("prometheus_client.parser", reason="pip install prometheus-client")
+    pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
     script, page, port = tmp_path / "own.py", tmp_path / "page.txt", str(free_port())
     script.write_text(SCRIPT)
     command = mpirun(2, *train("--backend", "ccl", "--metrics-port", port, str(script), port, str(page)))
@@ -64,41 +64,91 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     assert result.returncode == 0, result.output
     assert f"cpudist: metrics at http://127.0.0.1:{port}/metrics\n" in result.stderr
 
-    families = {family.name: family for family in parser.text_string_to_metric_families(page.read_text())}
-    assert families["cpudist_step_seconds"].samples[0].value > 0.04
-    assert families["cpudist_restarts"].samples[0].value == 0
-    assert families["cpudist_loss"].samples[0].value == pytest.approx(1 / 60)
-    found = {}
-    for name in ("steps", "waiting_seconds", "loading_seconds", "cpu_seconds", "memory_bytes"):
-        samples = families[f"cpudist_{name}"].samples
-        found[name] = {sample.labels["rank"]: sample.value for sample in samples}
-        assert found[name].keys() == {"0", "1"}, samples
-        assert {sample.name for sample in samples} == {f"cpudist_{name}{'' if name == 'memory_bytes' else '_total'}"}
-        assert all(sample.labels["host"] for sample in samples)
-    assert found["steps"] == {"0": 60, "1": 60}
-    assert found["waiting_seconds"]["0"] > 60 * 0.04
-    assert found["memory_bytes"]["0"] > 1 << 20
-
+    figures = _figures(page.read_text())
+    assert figures["cpudist_steps_total", "0"] == figures["cpudist_steps_total", "1"] == 60
+    assert figures["cpudist_waiting_seconds_total", "0"] > 60 * 0.04
     (file,) = tmp_path.glob("runs/own-*/cpudist.json")
     assert re.search(rf", 60 steps(; .*)?; record in runs/{file.parent.name}/cpudist.json\n", result.stderr)
     record = json.loads(file.read_text())
-    assert (record["exit"], record["steps"], record["attempts"]) == ("completed", 60, [[0, 60]])
-    assert record["step_seconds"]["median"] > 0.04
+    assert (record["exit"], record["loss"]["first"], len(record["losses"])) == ("completed", 1.0, 60)
     assert record["samples_per_second"] == pytest.approx(2 * 4 / record["step_seconds"]["median"], rel=0.3)
-    assert (record["loss"], len(record["losses"])) == ({"first": 1.0, "last": pytest.approx(1 / 60, rel=1e-4)}, 60)
-    waits, delays = ([row[name] for row in record["waiting"]] for name in ("waits", "delays"))
-    assert waits[0] > 0.5
-    assert delays[0] == 0 < delays[1]
+    (waits, _), (delay, delays) = ([row[name] for row in record["waiting"]] for name in ("waits", "delays"))
+    assert waits > 0.5
+    assert delay == 0 < delays
     assert main(["summary", str(file.parent)]) == 0
-    assert re.search(rf"^1 +\S+ +\d+% +{delays[1]:.0%}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^1 +\S+ +\d+% +{delays:.0%}$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_port_that_is_taken_is_a_user_error() -> None:
+def _figures(page: str) -> dict[tuple[str, ...], float]:
+    """Return the figures of a page by their name and rank."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return {(one.name, *filter(None, [one.labels.get("rank")])): one.value for one in samples}
+
+
+def test_what_is_served_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
     from cpudist.observability.metrics import Metrics
 
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(UserError, match=r"\(Address already in use\); give another --metrics-port"):
-            Metrics(Observed(), RunRecord(Observed()), *other.getsockname())
+    job = Observed(restarts=3)
+    pace = Pace(60, 9.0, 1.5, 1 << 20, 0.25, 7.5, 1 << 30, 0.1, 0, None, 8)
+    job.ranks = {0: RankStatus(0, "h0", pace=pace), 1: RankStatus(1, "h1", pace=replace(pace, waited=None, bytes=None))}
+    job.ranks[2] = RankStatus(2, "h2")
+    record = RunRecord(job)
+    metrics = Metrics(job, record, "127.0.0.1", 0)
+    url = re.fullmatch(r"cpudist: metrics at (http://127.0.0.1:\d+/metrics)\n", capsys.readouterr().err)[1]
+    assert metrics._server.server_address[0] == "127.0.0.1"
+    with pytest.raises(UserError, match=r"\(Address already in use\); give another --metrics-port"):
+        Metrics(job, record, "127.0.0.1", int(url.split(":")[2].partition("/")[0]))
+
+    def scrape() -> str:
+        with urlopen(url, timeout=9) as page:
+            return page.read().decode()
+
+    assert ("cpudist_loss",) not in _figures(scrape())
+    record.training.times.extend([(9.0, None), (0.5, None)])
+    record.training.losses = [4.0, 2.0]
+    text = scrape()
+    assert _figures(text) == {
+        ("cpudist_restarts_total",): 3,
+        ("cpudist_step_seconds",): 0.5,
+        ("cpudist_loss",): 2.0,
+        **{("cpudist_steps_total", rank): 60 for rank in "01"},
+        ("cpudist_waiting_seconds_total", "0"): 1.5,
+        ("cpudist_communicated_bytes_total", "0"): 1 << 20,
+        **{("cpudist_loading_seconds_total", rank): 0.25 for rank in "01"},
+        **{("cpudist_cpu_seconds_total", rank): 7.5 for rank in "01"},
+        **{("cpudist_memory_bytes", rank): 1 << 30 for rank in "01"},
+    }
+    assert 'cpudist_steps_total{host="h1",rank="1"} 60.0' in text
+    metrics.stop()
+    with pytest.raises(URLError):
+        scrape()
+    job.changes.undo()
+
+
+def test_figures_of_this_rank() -> None:
+    job = Observed(replace(ALONE, node_rank=1, node_count=2, hosts=("h0", "h1")), restarts=2)
+    job.backend.seconds, job.backend.sent, job.counter.loading = 1.5, 7, 0.25
+    record = RunRecord(job)
+    record.training.times.append((4.0, 1.0))
+    record.training.losses, record.checkpoint = [2.0], "step-1"
+    meter = PaceMeter(job, record)
+    assert (meter.read().step_at, meter.read().step_waited) == (None, None)
+    job.counter.steps = 3
+    before = time.monotonic()
+    meter.step(None)
+    job.backend.seconds = 2.5
+    figures = meter.figures()
+    expected = {"host": "h1", "restarts": 2, "steps": 3, "waited": 2.5, "bytes": 7, "loading": 0.25}
+    expected |= {"threads": torch.get_num_threads(), "step_waited": 1.5, "losses": [2.0], "checkpoint": "step-1"}
+    assert {name: figures[name] for name in expected} == expected
+    assert before <= figures["step_at"] <= figures["at"] <= time.monotonic()
+    assert figures["processor"] == pytest.approx(time.process_time(), abs=0.5)
+    assert figures["memory"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    assert figures["faults"] == pytest.approx(usage.ru_minflt + usage.ru_majflt, rel=0.1)
+    assert figures["run_queue_delay"] is None or 0 <= figures["run_queue_delay"] < time.monotonic()
+    assert (figures["communication_share"], meter.read(at_end=True).communication_share) == (None, 0.25)
+    job.changes.undo()

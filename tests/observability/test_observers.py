@@ -54,6 +54,9 @@ class Raises(Observer):
         self.calls += 1
         raise self.error
 
+    def beat(self, store: object) -> None:
+        self.calls += 9
+
     def end(self) -> None:
         raise self.error
 
@@ -65,6 +68,7 @@ def test_one_that_raises_does_not_disturb_the_next(capsys: pytest.CaptureFixture
         observers.add(one)
     for _ in range(3):
         observers.step(None)
+    observers.beat(None)  # the store is lost
     observers.end()
     assert [one.calls for one in (first, lost, second)] == [1, 1, 1]
     assert capsys.readouterr().err.count("Raises has failed") == 2, "the watch reports a lost store"

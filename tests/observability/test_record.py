@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import torch
+from clocks import Clock
 from observed import Observed
 
+import cpudist
 from cpudist.launchers import Placement
-from cpudist.observability.rank_table import waiting
+from cpudist.observability import training_figures
 from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.training_figures import Training
 from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.world import RankInfo, World
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+PACE = Pace(9, 9.0, 1.0, 0, 0.0, 1.0, 1 << 20, 0, 0, None, 8)
 
 
 @pytest.fixture
@@ -37,24 +44,93 @@ def record(job: Observed, tmp_path: Path) -> RunRecord:
     return record
 
 
-def test_what_nobody_knew_is_null(record: RunRecord) -> None:
-    fields = record.as_dict("completed")
-    undocumented = [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE]
-    assert undocumented == []
-    assert fields["steps"] is fields["gradients"] is fields["waiting"] is fields["checkpoint"] is None
-    assert fields["optimizations"] == []
-    assert fields["loss"] == {"first": None, "last": None}
-    assert fields["step_seconds"] == {"median": None, "p95": None}
-    assert (fields["pinning"][0]["cpus"], fields["restarts"]) == ([0, 1], 1)
+def _fields(record: RunRecord, exit: Exit) -> dict[str, Any]:
+    """Return the fields of a record, without those that are the same in each."""
+    fields = record.as_dict(exit)
+    assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
+    assert (fields.pop("cpudist"), fields.pop("torch")) == (cpudist.__version__, torch.__version__)
+    assert fields.pop("pinning") == [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}]
+    assert {"launcher": "single", "hosts": ["here"], "world_size": 1, "backend": "gloo"}.items() <= fields.items()
+    assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
+    return {name: value for name, value in fields.items() if name not in ("launcher", "hosts", "world_size", "backend")}
 
 
-def test_a_job_ends_though_its_record_cannot_be_written(
-    record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "deep").touch()  # where the folder would be
-    for exit in ("running", "completed", "failed"):
-        record.write(exit)
-        assert "the run record was not written: " in capsys.readouterr().err
+def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/there/train.py", "--lr", "1"])
+    unknown = ("transport", "dtype", "gradients", "gradient_times", "steps", "samples_per_second")
+    unknown += ("communication_share", "waiting", "checkpoint")
+    assert _fields(record, "failed") == {
+        **dict.fromkeys(unknown),
+        "command": ["train.py", "--lr", "1"],
+        "network": {},
+        "optimizations": [],
+        "loss": {"first": None, "last": None},
+        "losses": [],
+        "step_seconds": {"median": None, "p95": None},
+        "restarts": 1,
+        "attempts": [[0, 0]],
+        "exit": "failed",
+    }
+
+
+def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.counter.steps = 2  # of an earlier loop
+    record.training = Training(job.counter, 7, deque([(1.0, 0.0), (3.0, 1.0)]), 8, [5.0, 2.0 / 3])
+    job.counter.steps = 5
+    job.backend.compressed = 400, 100
+    monkeypatch.setattr(job.backend, "details", lambda: {"algorithm": "ring"})
+    record.compression, record.dtype, record.optimizations = "int8", "bfloat16", ["ipex"]
+    record.checkpoint, record.gradient_times = "step-5", {"values": 1}
+    record.network = {"interface": "lo", "address": "127.0.0.1"}
+    share = {rank: RankStatus(rank, f"h{rank}", pace=replace(PACE, communication_share=rank / 2)) for rank in (0, 1)}
+    job.ranks = {**share, 2: RankStatus(2, "h2"), 3: RankStatus(3, "h3", pace=PACE)}
+    record.note_waiting()
+    fields = _fields(record, "completed")
+    expected = {
+        "dtype": "bfloat16",
+        "optimizations": ["ipex"],
+        "gradients": {"compress": "int8", "bytes": 400, "compressed_bytes": 100},
+        "gradient_times": {"values": 1},
+        "network": {"interface": "lo", "address": "127.0.0.1"},
+        "steps": 3,
+        "samples_per_second": 4.0,
+        "step_seconds": {"median": 2.0, "p95": 2.9},
+        "communication_share": 0.25,
+        "loss": {"first": 5.0, "last": 0.666667},
+        "losses": [5.0, 0.666667],
+        "waiting": [
+            {"rank": 0, "host": "h0", "waits": 0.0, "delays": 0.5},
+            {"rank": 1, "host": "h1", "waits": 0.5, "delays": 0.0},
+        ],
+        "checkpoint": "step-5",
+        "attempts": [[7, 3]],
+        "exit": "completed",
+        "details": {"algorithm": "ring"},
+    }
+    assert {name: fields[name] for name in expected} == expected
+    assert record.newest() == {"checkpoint": "step-5", "losses": [5.0, 2.0 / 3]}
+    record.training.losses = [float("nan"), *range(9_999), float("inf")]
+    fields = record.as_dict("failed")
+    assert fields["loss"] == {"first": None, "last": None}, "JSON has neither"
+    assert [fields["losses"][number] for number in (0, 1, -1)] == [None, 50, 9995]
+    assert (len(fields["losses"]), record.newest()["losses"][:2]) == (197, [9800, 9801])
+
+
+def test_steps_of_an_own_loop_are_timed_from_the_first_on(job: Observed, record: RunRecord, clock: Clock) -> None:
+    clock.drives(training_figures)
+    for step in range(1, 5):
+        clock.now += step
+        job.counter.steps, job.backend.seconds = step, step / 8
+        record.step(None)
+    assert [*record.training.times] == [(2, 0.125), (3, 0.125), (4, 0.125)]
+    job.backend.seconds = None
+    job.counter.steps += 1
+    record.step(None)
+    assert record.training.times[-1] == (0, None)
+    record.training = Training(job.counter)
+    job.counter.steps += 9
+    record.step(None)
+    assert not record.training.times, "Trainer's callback times its steps"
 
 
 @pytest.mark.parametrize(("rank", "ranks", "launcher"), [(0, 1, "single"), (1, 2, "mpich"), (0, 2, "notebook")])
@@ -68,24 +144,26 @@ def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
 
 
 @pytest.mark.parametrize("exit", ["completed", "interrupted", "failed"])
+@pytest.mark.parametrize("carriers", [None, "shared memory"])
 def test_rank_0_says_what_has_started_and_how_it_has_ended(
-    exit: Exit,
-    job: Observed,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hosts = tuple(f"n{host}" for host in range(5))
-    job.world = World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=hosts)
+    exit: Exit, carriers: str | None, job: Observed, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    job.world = World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=tuple(f"n{host}" for host in range(5)))
+    monkeypatch.setattr(job.backend, "carriers", lambda: carriers)
+    monkeypatch.chdir(tmp_path)
     record = RunRecord(job)
     record.write_to(tmp_path / "record.json")
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "running", "also if the job is killed"
     record.begin()
     job.counter.steps = 30
     monkeypatch.setenv("CPUDIST_EARLIER_SECONDS", "360000")  # of the attempts before this one
     record.write(exit)
     started, *ended = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"cpudist: 10 ranks on n0, n1, n2 and 2 more hosts, gloo, started in [\d.:]+( s)?", started)
-    end = rf"cpudist: {exit} after 4 days, [\d:]+, 30 steps; record in {tmp_path}/record\.json"
+    backend = "gloo over shared memory" if carriers else "gloo"
+    hosts = "n0, n1, n2 and 2 more hosts"
+    assert re.fullmatch(rf"cpudist: 10 ranks on {hosts}, {backend}, started in [\d.:]+( s)?", started)
+    end = rf"cpudist: {exit} after 4 days, [\d:]+, 30 steps; record in record\.json"
     assert exit == "failed" or re.fullmatch(end, ended.pop())
     assert not ended, "the report of a failure is the last line"
 
@@ -102,22 +180,6 @@ def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(job: Obse
     assert record._slowest() == ""
 
 
-def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord) -> None:
-    job.counter.steps = 2  # of an earlier loop
-    record.training = Training(
-        job.counter, times=deque([(1.0, 0.0), (3.0, 1.0)]), samples_per_step=8, losses=[5.0, 2.0]
-    )
-    job.counter.steps = 5
-    fields = record.as_dict("completed")
-    assert fields["steps"] == 3
-    assert fields["samples_per_second"] == 4.0
-    assert fields["step_seconds"] == {"median": 2.0, "p95": 2.9}
-    assert fields["communication_share"] == 0.25
-    assert fields["loss"] == {"first": 5.0, "last": 2.0}
-    record.training.losses += [float("nan"), float("inf")]
-    json.dumps(record.as_dict("failed"), allow_nan=False)
-
-
 def test_an_own_loop_logs_what_trainer_logs(job: Observed) -> None:
     job.world = replace(job.world, size=2)
     record = RunRecord(job)
@@ -131,9 +193,6 @@ def test_an_own_loop_logs_what_trainer_logs(job: Observed) -> None:
     assert record.log(0.25, 0).items() > {"loss": 0.25, "cpudist_delays": 0.1}.items()
     fields = record.as_dict("completed")
     assert (fields["loss"], fields["losses"]) == ({"first": 0.5, "last": 0.25}, [0.5, 0.25])
-    assert record.newest()["losses"] == [0.5, 0.25]
-    record.training.losses = [float(number) for number in range(10_000)]
-    assert len(record.as_dict("completed")["losses"]) <= 200
 
 
 def test_other_users_cannot_read_the_file_while_it_is_replaced(
@@ -207,17 +266,18 @@ def test_a_job_that_trained_nothing_says_why_it_leaves_none(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_runs_that_cannot_be_written_is_one_line(
-    record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("named", [True, False])
+def test_a_job_ends_though_its_record_cannot_be_written(
+    named: bool, record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs").touch()
-    record.path, record.training.counter.steps = None, 5
+    (tmp_path / "runs").touch()  # where the folder would be
+    record.path, record.training.counter.steps = (tmp_path / "runs" / "record.json" if named else None), 5
     record.name_run("train.py", str(tmp_path / "runs"))
+    record.write("failed")
     record.write("completed")
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["cpudist"] * 2
-    assert "the run record was not written: " in said[0]
-    assert "record in" not in said[1]
+    *said, last = capsys.readouterr().err.splitlines()[: 2 if named else 3]
+    assert "the run record was not written: " in last if named else "record in" not in last
+    assert all("the run record was not written: " in line and "; --record names" in line for line in said)
 
 
 def test_a_device_is_written_to_and_not_replaced(record: RunRecord, tmp_path: Path) -> None:
@@ -246,13 +306,3 @@ def test_a_restart_knows_what_the_attempts_before_it_have_done(job: Observed, re
     other = RunRecord(job)
     other.write_to(file)
     assert json.loads(file.read_text())["attempts"] == [[0, 0]]
-
-
-def test_who_has_waited_and_for_whom() -> None:
-    shares = [0.4, 0.1, 0.3, None]
-    paces = [Pace(9, 9.0, 1.0, 0, 0.0, 1.0, 1 << 20, 0, 0, None, 8, communication_share=share) for share in shares]
-    statuses = {rank: RankStatus(rank, f"h{rank}", pace=pace) for rank, pace in enumerate(paces)}
-    rows = waiting({**statuses, 4: RankStatus(4, "h4")})
-    assert rows[1] == {"rank": 1, "host": "h1", "waits": 0.1, "delays": 0.25}
-    assert [(row["rank"], row["delays"]) for row in rows] == [(0, 0.0), (1, 0.25), (2, 0.0)]
-    assert waiting({0: statuses[0]}) == waiting({}) == []

@@ -2,131 +2,127 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import io
 import json
 import os
 import re
 import select
+import signal
 import socket
-import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import BIN, mpirun, run, train
+from ranks import begin, fork_ranks
 
-from cpudist.observability.rank_answers import ask_ranks
+from cpudist.cli.main import main
+from cpudist.job import require
+from cpudist.observability import rank_answers
+from cpudist.observability.rank_answers import RankStacks, ask_ranks
 from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer, read_pipe
 from cpudist.waiting import poll
-
-TOP = [str(BIN / "cpudist"), "top", "--once", "--json"]
-SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
-RANK = """
-import sys
-from cpudist.observability.stack_server import StackServer
-
-answers = StackServer("the-job", 5, 8, "rank 5 on h1", lambda: "in the text")
-print("ready", flush=True)
-sys.stdin.read()
-answers.stop()
-"""
-TAKEN = """
-import socket
-import cpudist
-from cpudist.observability.stack_server import StackAddress
-
-StackAddress.socket_name = lambda self: "\\0cpudist-test-taken-too"
-taken = socket.socket(socket.AF_UNIX)
-taken.bind(StackAddress.socket_name(None))
-cpudist.init("gloo")
-print("started")
-cpudist.shutdown()
-"""
-FORKED = """
-import os, sys
-from cpudist.observability.stack_server import StackServer
-
-answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
-child = os.fork()
-if child == 0:
-    answers.close()
-    files = [open(sys.argv[1], "w") for _ in range(8)]
-    answers.stop()
-    for file in files:
-        file.write("still open")
-        file.flush()
-    os._exit(0)
-answers.stop()
-sys.exit(os.waitpid(child, 0)[1] != 0)
-"""
-
-
-def stacks(*words: str) -> str:
-    command = [BIN / "cpudist", "stacks", *words]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert shown.returncode == 0, shown.stderr
-    return shown.stdout
-
-
-@pytest.mark.job
-def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
-    over = tmp_path / "over"
-    command = mpirun(4, *train("--backend", "ccl", str(SCRIPT), str(over)))
-    with ThreadPoolExecutor(1) as pool:
-        ending = pool.submit(run, command, 120)
-        try:
-            assert poll(lambda: ending.done() or len(list(tmp_path.glob("there-*"))) == 4, 90)
-            lines, shown = (stacks(*words) for words in ([], ["--full"]))
-            live = subprocess.run(TOP, capture_output=True, text=True, timeout=60, check=True).stdout
-            process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown)
-            assert process, shown
-            processes = [int(found) for found in re.findall(r"^rank \d.*\(process (\d+)\)", shown, re.MULTILINE)]
-            answered = ask_ranks(processes)
-        finally:
-            over.touch()
-            ending.result()
-    # Other jobs of this user may run on this machine.
-    text = next(job for job in shown.split("job of ") if f"process {process[1]}" in job)
-    ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
-    assert [int(rank.split()[1]) for rank in ranks] == [0, 1, 2, 3], text
-    assert re.search(r"in all_reduce #2 \(4 MB, four_ways\.py:24\) for \d", ranks[0]), ranks[0]
-    assert re.search(r"MainThread.*line 28, in wait_for_the_end.*poll\(over\.exists", ranks[1], re.DOTALL), ranks[1]
-    assert "runs no Python just now" in ranks[2], ranks[2]
-    assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
-    assert re.search(r"is stopped; kill -CONT \d+", ranks[3]), ranks[3]
-    heading, *firsts = text.splitlines()[0], *(rank.splitlines()[0] for rank in ranks)
-    assert heading.endswith(": 4 of 4 ranks are on this host")
-    assert f"job of {heading}\n" in lines
-    assert all(re.sub(r"for [\d.]+ s$", "", first) in lines for first in firsts), (firsts, lines)
-    assert "MainThread" not in lines
-    name = heading.rpartition(": ")[0]
-    assert sorted(one.address.rank for one in answered if one.address.job == name) == [0, 1], "without a signal"
-    found = next(job["ranks"] for job in json.loads(live) if job["job"] == name)
-    assert [row["rank"] for row in found] == [0, 1, 2, 3]
-    assert found[0]["doing"].startswith("in all_reduce #2"), found
-    assert found[1]["memory"] > 1 << 20, found
-    assert found[2]["steps"] is found[3]["steps"] is None, "their threads do not answer"
 
 
 def asked(pid: int) -> list[str]:
     return [one.text for one in ask_ranks() if f"process {pid})" in one.text]
 
 
+def _shown(*words: str) -> str:
+    with redirect_stdout(io.StringIO()) as text:
+        assert main([*words]) == 0
+    return text.getvalue()
+
+
+def _show(file: Path) -> None:
+    """Write what the commands show of the job once all its ranks hang, and end the ranks."""
+    name = f"{require().world.hosts[0]}:{require()._context.rendezvous.port}"
+    processes: list[int] = []
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[variable]  # only rank 0 of a job prints
+
+    def hang() -> bool:
+        texts = [one.text for one in sorted(ask_ranks()) if one.address.job == name]
+        processes[:] = [int(re.search(r"\(process (\d+)\)", text)[1]) for text in texts]
+        return ["all_reduce #2" in texts[0], *["(process" in text[:20] for text in texts[2:]]] == [True] * 4
+
+    try:
+        poll(hang, 60)
+        unasked = sorted(one.address.rank for one in ask_ranks(processes) if one.address.job == name)
+        full = next(
+            job for job in re.split("^job of ", _shown("stacks", "--full"), flags=re.M) if job.startswith(f"{name}:")
+        )
+        live = next(job for job in json.loads(_shown("top", "--once", "--json")) if job["job"] == name)
+        file.write_text(json.dumps([_shown("stacks"), full, live["ranks"], unasked]))
+    finally:
+        for process in {*processes} - {os.getpid()}:
+            os.kill(process, signal.SIGKILL)
+        os._exit(0)  # its watch would report the others
+
+
+@pytest.mark.job
+def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
+    """0 waits in a collective, 1 shows, 2 is blocked in C with the interpreter's lock, also 3, and 4 is stopped."""
+
+    def script() -> None:
+        rank = begin().world.rank
+        dist.all_reduce(torch.ones(1))
+        if rank == 0:
+            dist.all_reduce(torch.ones(1 << 20))
+        elif rank == 1:
+            _show(tmp_path / "shown")
+        elif rank == 4:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif rank == 3:
+            faulthandler.unregister(SIGNAL)
+        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        lock(mutex)
+        lock(mutex)
+
+    outputs = fork_ranks(script, 5, seconds=150)
+    assert (tmp_path / "shown").exists(), outputs
+    lines, text, rows, unasked = json.loads((tmp_path / "shown").read_text())
+    heading, *ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)
+    assert heading.endswith(": 5 of 5 ranks are on this host\n")
+    expected = [
+        r"rank 0 .*: in all_reduce #2 \(4 MB, test_stacks\.py:\d+\) for \d",
+        r"rank 1 .*: in test_stacks\.py:\d+, after all_reduce #1 \(4 B\)(?s:.*)  MainThread:\n(?s:.*)in _shown",
+        r"rank 2 .* runs no Python just now\n  its stacks, .*:\n(?s:.*)test_stacks\.py.* in script",
+        r"rank 3 \(process \d+\) does not answer\n",
+        r"rank 4 \(process \d+\) is stopped; kill -CONT \d+ lets it go on\n",
+    ]
+    assert [rank for rank, shown in zip(ranks, expected, strict=True) if not re.match(shown, rank)] == [], text
+    assert [rank for rank in ranks if rank.partition("\n")[0].partition(".py:")[0] not in lines] == []
+    assert "MainThread" not in lines
+    assert unasked == [0, 1], "the others do not answer without a signal"
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[0]["doing"].startswith("in all_reduce #2")
+    assert rows[1]["memory"] > 1 << 20
+    assert [row["steps"] for row in rows] == [0, 0, None, None, None]
+
+
 @pytest.mark.job
 def test_the_signal_makes_a_rank_write_its_stacks_and_go_on() -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", RANK], text=True, **pipes) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(SIGNAL)
-        lines = [process.stderr.readline() for _ in range(2)]
-        assert lines[0] == f"cpudist: rank 5 on h1 (process {process.pid}): in the text\n"
-        assert "most recent call first" in lines[1]
-        assert process.poll() is None
-        process.communicate("")
-    assert process.returncode == 0
+    def script() -> None:
+        answers = StackServer("signal", 5, 8, "rank 5 on h1", lambda: "in the text")
+        os.kill(os.getpid(), SIGNAL)
+        assert poll(lambda: not select.select([answers._reader], [], [], 0)[0], 10)
+        answers.stop()
+        os.write(2, b"went on")
+
+    ((status, output),) = fork_ranks(script, 1)
+    heading = r"cpudist: rank 5 on h1 \(process \d+\): in the text\n"
+    assert re.fullmatch(rf"{heading}.*\(most recent call first\):(?s:.*) in script\n(?s:.*)went on", output), output
+    assert status == 0
 
 
 @pytest.mark.parametrize("stream", ["closed", None, "replaced"])
@@ -154,6 +150,9 @@ def test_an_answer_has_status_figures_and_stacks(capsys: pytest.CaptureFixture[s
     answers.figures = lambda: {**figures, "memory": "much", "unknown": 1}
     (one,) = (one for one in ask_ranks([os.getpid()]) if one.address.rank == 3)
     answers.show()
+    shown = capsys.readouterr().err
+    rank_answers.main()
+    assert RankStacks.list_of(json.loads(capsys.readouterr().out))
     waits.set()
     answers.stop()
     assert (one.address, one.user) == (StackAddress("again", 3, 8, answers._reader), os.getuid())
@@ -162,7 +161,6 @@ def test_an_answer_has_status_figures_and_stacks(capsys: pytest.CaptureFixture[s
     assert re.match(rf"{re.escape(heading)}  MainThread:\n(?s:.*)test_stacks\.py(?s:.*)\n  other:\n", one.text), (
         one.text
     )
-    shown = capsys.readouterr().err
     assert shown.startswith(f"cpudist: {heading}")
     assert "\n  other:\n" in shown
 
@@ -191,38 +189,56 @@ def test_after_stop_nobody_answers_and_files_are_closed() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_name_that_is_taken_leaves_no_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StackAddress, "socket_name", lambda self: "\0cpudist-test-taken")
-    with socket.socket(socket.AF_UNIX) as taken:
-        taken.bind("\0cpudist-test-taken")
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(OSError, match="Address already in use"):
-            StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
-        assert len(os.listdir("/proc/self/fd")) == before
-
-
 @pytest.mark.job
 def test_a_job_starts_also_where_its_name_is_taken() -> None:
-    done = run([sys.executable, "-c", TAKEN], 60)
-    assert done.stdout == "started\n", done.output
-    assert done.returncode == 0
-    assert re.fullmatch(
-        r"cpudist: warning: cpudist stacks will not find rank 0 on .*: Address already in use\n", done.stderr
-    )
+    def script() -> None:
+        StackAddress.socket_name = lambda self: "\0cpudist-test-taken"
+        with socket.socket(socket.AF_UNIX) as taken:
+            taken.bind("\0cpudist-test-taken")
+            before = len(os.listdir("/proc/self/fd"))
+            with pytest.raises(OSError, match="Address already in use"):
+                StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+            assert len(os.listdir("/proc/self/fd")) == before
+            begin().shutdown()
+
+    ((status, output),) = fork_ranks(script, 1)
+    line = r"cpudist: warning: cpudist stacks will not find rank 0 on .*: Address already in use\n"
+    assert re.fullmatch(line, output), output
+    assert status == 0
 
 
 @pytest.mark.job
 def test_a_forked_child_lets_go_once(tmp_path: Path) -> None:
     """Files that the child opens afterwards may have the same descriptors, and stay open."""
-    done = run([sys.executable, "-c", FORKED, str(tmp_path / "file")], 60)
-    assert done.returncode == 0, done.output
+
+    def script() -> None:
+        answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
+        if (child := os.fork()) == 0:
+            answers.close()
+            files = [(tmp_path / str(number)).open("w") for number in range(8)]
+            answers.stop()
+            for file in files:
+                print("still open", file=file, flush=True)
+            os._exit(0)
+        answers.stop()
+        assert os.waitpid(child, 0)[1] == 0
+
+    assert fork_ranks(script, 1) == [(0, "")]
 
 
-def test_a_failure_to_say_where_does_not_hide_the_stacks() -> None:
-    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: str(1 / 0))
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        (lambda: str(1 / 0), ": its status cannot be read: ZeroDivisionError('division by zero')\n"),
+        (lambda: "\x1b]0;title\x07\x9b2J\u202e", ": �]0;title��2J�\n"),  # which could control a terminal
+        (lambda: "a file \udcff", ": a file ?\n"),
+    ],
+)
+def test_any_status_is_shown_with_the_stacks(status: Callable[[], str], shown: str) -> None:
+    answers = StackServer("again", 0, 1, "rank 0 on h0", status)
     for _ in range(2):
         (text,) = asked(os.getpid())
-        assert "division by zero" in text
+        assert f"rank 0 on h0 (process {os.getpid()}){shown}" in text
         assert "MainThread" in text
     answers.stop()
 
@@ -242,13 +258,6 @@ def test_another_users_process_is_not_believed(monkeypatch: pytest.MonkeyPatch) 
     answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert asked(os.getpid()) == []
-    answers.stop()
-
-
-def test_an_answer_cannot_control_a_terminal() -> None:
-    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "\x1b]0;title\x07\x9b2J\u202e")
-    (text,) = asked(os.getpid())
-    assert "�]0;title��2J�\n" in text
     answers.stop()
 
 

@@ -5,42 +5,45 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
-from observed import Observed
+from observed import ALONE, Observed
+from ranks import begin, fork_ranks
 
 from cpudist.errors import UserError
-from cpudist.observability import trace_events
+from cpudist.observability import timeline, trace_events
 from cpudist.observability.time_shares import divide, report
 from cpudist.observability.timeline import Timeline, align
 from cpudist.observability.trace_events import STEPS, Event, span
+from cpudist.world import World
 
 _SCRIPT = """
-import sys, time
+import time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 data = torch.utils.data.DataLoader(torch.ones(16, 256), batch_size=2)
 model = DistributedDataParallel(torch.nn.Linear(256, 1000))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for number, batch in enumerate(data):
-    if number == int(sys.argv[1]):
-        break
+for batch in data:
     loss = model(batch).sum()
     time.sleep(0.1 * dist.get_rank())
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """
-_GRADIENTS = 4 * (256 * 1000 + 1000)
 
 
 def _call(rank: int, begin: int, end: int, sequence: int | None = None, name: str = "all_reduce") -> Event:
@@ -55,61 +58,24 @@ def _by_track(events: list[Event]) -> dict[tuple[int, int], list[Event]]:
     return tracks
 
 
-# The job
-
-
-@pytest.fixture(scope="module", params=["gloo", "ccl"])
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Event], str]:
-    """The backend of a job whose rank 1 is late, its trace, and what it said."""
-    folder = tmp_path_factory.mktemp(request.param)
-    script, file = folder / "script.py", folder / "trace.json.gz"
+@pytest.mark.job
+def test_a_job_whose_rank_1_is_late(tmp_path: Path) -> None:
+    script, file = tmp_path / "script.py", tmp_path / "trace.json.gz"
     script.write_text(_SCRIPT)
-    options = ("--backend", request.param, "--timeline", str(file), "--steps", "3:5")
-    ended = run(mpirun(2, *train(*options, str(script), "8")), timeout=120)
+    ended = run(mpirun(2, *train("--backend", "ccl", "--timeline", str(file), "--steps", "3:5", str(script))), 120)
     assert ended.returncode == 0, ended.output
     assert "USDT" not in ended.stderr, "torch's profiler is quiet"
-    return request.param, json.loads(gzip.decompress(file.read_bytes()))["traceEvents"], ended.stderr
+    share = re.search(r"waiting for rank 1 \(.+\) (\d+) %, for others", ended.stderr)
+    assert share, ended.stderr
+    assert int(share[1]) > 25
+    assert re.search(r"try first: find out why rank 1 \(.+\) is late", ended.stderr), ended.stderr
 
-
-@pytest.mark.job
-def test_ranks_are_processes_and_calls_have_numbers_sizes_and_transports(job: tuple[str, list[Event], str]) -> None:
-    backend, events, _ = job
-    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert [re.sub(r"\(.+\)", "(HOST)", name) for name in names] == ["rank 0 (HOST)", "rank 1 (HOST)"]
-    for rank in (0, 1):
-        own = [event for event in events if event["pid"] == rank]
-        assert [event["name"] for event in own if event["name"].startswith("step ")] == ["step 3", "step 4"]
-        assert {"aten::addmm", "Optimizer.step#SGD.step"} <= {event["name"] for event in own}
-        calls = [event["args"] | {"name": event["name"]} for event in own if "call" in event.get("args", {})]
-        assert len(calls) == 2
-        tracks = [(event["tid"], event["args"]["name"]) for event in own if event["name"] == "thread_name"]
-        assert [name for _, name in tracks] == ["steps", "operators", "communication"]
-        assert {event["tid"] for event in own} == {track for track, _ in tracks}
-        assert min(tracks)[0] > 1, "Perfetto takes 0, and a number of a process, for the main thread"
-        for call, following in zip(calls, [*calls[1:], None], strict=True):
-            assert call["name"] == f"{call['sequence']}: all_reduce of 1004 KB"
-            assert (call["bytes"], call["transport"]) == (_GRADIENTS, {"gloo": "tcp", "ccl": "mpi"}[backend])
-            assert following is None or following["sequence"] == call["sequence"] + 1
-
-
-@pytest.mark.job
-def test_arrows_lead_from_each_call_to_that_of_the_late_rank(job: tuple[str, list[Event], str]) -> None:
-    _, events, _ = job
-    calls = {(event["pid"], event["tid"], event["ts"]): event for event in events if "call" in event.get("args", {})}
-    arrows = defaultdict(list)
-    for event in events:
-        if event["ph"] in "sf":
-            arrows[event["id"]].append((event["ph"], calls[event["pid"], event["tid"], event["ts"]]))
-    assert len(arrows) == 2
-    for (start, early), (finish, late) in arrows.values():
-        assert (start, finish, early["pid"], late["pid"]) == ("s", "f", 0, 1)
-        assert early["args"]["sequence"] == late["args"]["sequence"]
-
-
-@pytest.mark.job
-def test_spans_of_a_track_nest(job: tuple[str, list[Event], str]) -> None:
-    for spans in _by_track(job[1]).values():
-        open_until: list[float] = []
+    for spans in _by_track(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]).values():
+        if "call" in spans[0].get("args", {}):
+            names = [f"{call['args']['sequence']}: all_reduce of 1004 KB" for call in spans]
+            assert [(call["name"], call["args"]["transport"]) for call in spans] == [(name, "mpi") for name in names]
+            assert spans[1]["args"]["sequence"] == spans[0]["args"]["sequence"] + 1
+        open_until: list[float] = []  # spans nest
         for one in sorted(spans, key=lambda one: (one["ts"], -one["dur"])):
             while open_until and open_until[-1] <= one["ts"]:
                 open_until.pop()
@@ -119,33 +85,107 @@ def test_spans_of_a_track_nest(job: tuple[str, list[Event], str]) -> None:
 
 
 @pytest.mark.job
-def test_the_late_rank_is_named(job: tuple[str, list[Event], str]) -> None:
-    share = re.search(r"waiting for rank 1 \(.+\) (\d+) %, for others", job[2])
-    assert share, job[2]
-    assert int(share[1]) > 25
-    assert re.search(r"try first: find out why rank 1 \(.+\) is late", job[2]), job[2]
+def test_the_clocks_of_two_ranks_are_aligned(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+
+    def script() -> None:
+        job = begin()
+        job.observers.add(Timeline(job, tmp_path / "trace.json", (2, 4)))
+        for _ in range(7):
+            dist.all_reduce(torch.ones(8))
+            optimizer.step()
+        job.shutdown()
+
+    (first, output), (second, _) = fork_ranks(script)
+    assert (first, second) == (0, 0)
+    assert re.search(r"cpudist: \S+/trace\.json has steps 2 to 3, .* the clocks agree within \d+ µs\n", output), output
+    assert re.search(r"^cpudist:   waiting for rank [01] \(\S+\) \d+ %, for others", output, re.MULTILINE), output
+    tracks = _by_track(json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
+    steps, calls = ([tracks[rank, track] for rank in (0, 1)] for track in (STEPS, trace_events._CALLS))
+    names = [f"{call['args']['sequence']}: all_reduce of 32 B" for call in calls[0]]
+    for rank in (0, 1):
+        assert [step["name"] for step in steps[rank]] == ["step 2", "step 3"]
+        assert [(call["name"], call["args"]["transport"]) for call in calls[rank]] == [(name, "tcp") for name in names]
+        for step, call in zip(steps[rank], calls[rank], strict=True):
+            assert step["ts"] - 1 <= call["ts"] <= step["ts"] + step["dur"]
+    for one, other in zip(*calls, strict=True):
+        assert abs(one["ts"] + one["dur"] - other["ts"] - other["dur"]) < 100_000
 
 
-@pytest.mark.job
+class _Store(dist.HashStore):
+    """A store whose clock is a second ahead."""
+
+    def clock(self) -> int:
+        return time.time_ns() + 10**9
+
+
 @pytest.mark.parametrize(
-    ("steps", "line"), [("4", "has steps 3 to 3"), ("3", "no timeline: the training ended after 3 steps")]
+    ("made", "line"),
+    [
+        (2, "no timeline: the training ended after 2 steps; give an earlier --steps"),
+        (3, "no timeline: the training ended after 3 steps; give an earlier --steps"),
+        (4, r"{} has steps 3 to 3, for ui.perfetto.dev; the clocks agree within \d+ µs"),
+        (9, r"{} has steps 3 to 4, for ui.perfetto.dev; the clocks agree within \d+ µs"),
+    ],
 )
-def test_a_training_that_ends_early(steps: str, line: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT)
-    options = ("--backend", "gloo", "--timeline", str(tmp_path / "trace.json"), "--steps", "3:9")
-    ended = run(train(*options, str(script), steps), timeout=60)
-    assert ended.returncode == 0, ended.output
-    assert line in ended.stderr
-    assert (tmp_path / "trace.json").exists() == ("has steps" in line)
+def test_steps_are_recorded_unless_the_training_ends_before(
+    made: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "_SPANS", 1)
+    monkeypatch.chdir(tmp_path)
+    file, job, begin = tmp_path / "out.json", Observed(store=_Store()), time.time_ns()
+    observer, large = Timeline(job, file, (3, 5)), torch.ones(1200, 1200)
+    for _ in range(made):
+        observer.step(None)
+        large @ large
+        torch.ones(2)
+    observer.end()
+    observer.end()
+    said, *report = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"cpudist: {line.format(re.escape(str(file)))}", said)
+    assert [path.name for path in tmp_path.iterdir()] == (["out.json"] if report else [])
+    assert bool(report) == (made > 3)
+    if report:
+        assert report[1] == "cpudist:   waiting for rank 0 (here) 0 %, for others 0 %"
+        sent = json.loads(gzip.decompress(job.store.get("timeline/0")))
+        assert (sent["name"], [event["name"] for event in sent["events"]][:2]) == (
+            "rank 0 (here)",
+            ["step 3", "step 4"][: made - 3] + ["aten::matmul"][: 5 - made],
+        )
+        assert begin < sent["events"][0]["ts"] - 10**9 < time.time_ns()
+    job.changes.undo()
 
 
-def test_a_folder_that_does_not_exist_is_a_user_error() -> None:
+def test_a_rank_that_sends_nothing_and_a_folder_that_has_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Observed(World(0, 2, 0, 2, 0, 1, "test", hosts=("here",)), timeout=0.2, store=dist.HashStore())
+    (tmp_path / "out").mkdir()
+    observer = Timeline(job, tmp_path / "out" / "trace.json", (1, 2))
+    (tmp_path / "out").rmdir()
+    for _ in range(2):
+        observer.step(None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "cpudist: the timeline is without rank 1: they have not sent their parts in time"
+    assert lines[1].startswith("cpudist: the timeline was not written: [Errno 2]")
+    job.changes.undo()
+
+
+def test_a_script_that_runs_the_profiler_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    observer = Timeline(Observed(), tmp_path / "trace.json", (1, 2))
+    with torch.profiler.profile():
+        for _ in range(3):
+            observer.step(None)
+    observer.end()
+    assert capsys.readouterr().err.count("no timeline: the script runs torch's profiler itself") == 1
+
+
+def test_where_there_can_be_no_timeline() -> None:
     with pytest.raises(UserError, match=r"cannot write /proc/none/trace.json \(No such file"):
         Timeline(Observed(), Path("/proc/none/trace.json"), (3, 5))
-
-
-# Its parts
+    Timeline(Observed(replace(ALONE, rank=1)), Path("/proc/none/trace.json"), (3, 5))  # rank 0 writes
+    with pytest.raises(UserError, match="CPUs only; leave it out with the backend gloo"):
+        Timeline(Observed(replace(ALONE, device_type="xla")), Path("trace.json"), (3, 5))
 
 
 @given(
@@ -159,9 +199,9 @@ def test_aligned_clocks_differ_by_the_error_of_their_readings(
 ) -> None:
     length = 10**10
     readings = [(0, offset + errors[0], 50_000), (length, offset + drift + errors[1], 50_000)]
-    for time in at:
-        assert abs(align(readings, time) - (time + offset + drift * time / length)) <= max(map(abs, errors)) + 1
-    aligned = [align(readings, time) for time in sorted(at)]
+    for moment in at:
+        assert abs(align(readings, moment) - (moment + offset + drift * moment / length)) <= max(map(abs, errors)) + 1
+    aligned = [align(readings, moment) for moment in sorted(at)]
     assert aligned == sorted(aligned), "spans nest as before"
 
 

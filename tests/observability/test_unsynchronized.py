@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from jobs import mpirun, run
-
-SCRIPT = """
-import sys
 import torch
 import torch.distributed as dist
-import cpudist
+from observed import ALONE, Observed
+from ranks import begin, fork_ranks
 
-kept = []
-for backend in ("gloo", "ccl"):
-    for way in ("alone", "wrapped", "untrained"):
-        world = cpudist.init(backend)
-        model = torch.nn.Linear(2, 1)
-        if way == "wrapped":
-            model = torch.nn.parallel.DistributedDataParallel(model)
-            kept.append(model)  # to free it after its gloo group has blocked once, inside torch 2.13
-        if way != "untrained":
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for _ in range(2):
-                model(torch.ones(4, 2)).sum().backward()
-                optimizer.step()
-        cpudist.shutdown()
-        if world.rank == 0:
-            print(f"{backend} {way}", file=sys.stderr)
-"""
+from cpudist.observability.unsynchronized import UnsynchronizedRanks
+
+SAID = "cpudist: warning: 2 ranks trained without gradient synchronisation (cpudist docs own-script)\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps", "before", "after", "warns"),
+    [
+        ({}, 1, ([], 0.0), ([], 0.0), True),
+        ({}, 1, ([], None), ([], None), True),
+        ({}, 0, ([], 0.0), ([], 0.0), False),
+        ({}, 1, ([], 0.0), ([("", 1)], 0.0), False),
+        ({}, 1, ([], 0.0), ([], 0.5), False),  # the script has destroyed its groups
+        ({}, 1, (None, 0.0), (None, 0.0), False),  # the backend does not know
+        ({"rank": 1}, 1, ([], 0.0), ([], 0.0), False),
+        ({"size": 1}, 1, ([], 0.0), ([], 0.0), False),
+        ({"device_type": "xla"}, 1, ([], 0.0), ([], 0.0), False),
+    ],
+)
+def test_rank_0_of_several_on_cpus_warns(
+    fields: dict[str, object], steps: int, before: tuple[object, float | None], after: tuple[object, float | None],
+    warns: bool, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    job = Observed(replace(ALONE, **{"size": 2, **fields}))
+    job.backend.collectives, job.backend.seconds = before
+    observer = UnsynchronizedRanks(job)
+    job.counter.steps = steps
+    job.backend.collectives, job.backend.seconds = after
+    observer.end()
+    assert capsys.readouterr().err == (SAID if warns else "")
+    job.changes.undo()
 
 
 @pytest.mark.job
-def test_ranks_that_trained_alone(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    result = run(mpirun(2, sys.executable, str(script)), timeout=100)
-    assert result.returncode == 0, result.output
-    said = "cpudist: warning: 2 ranks trained without gradient synchronisation (cpudist docs own-script)\n"
-    for backend in ("gloo", "ccl"):
-        assert f"{said}{backend} alone\n" in result.stderr, result.output
-    assert result.stderr.count("gradient synchronisation") == 2, result.output
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_a_job_of_two_ranks(synchronized: bool) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+
+    def script() -> None:
+        job = begin()
+        if synchronized:
+            dist.all_reduce(torch.ones(1))
+        optimizer.step()
+        job.shutdown()
+
+    assert fork_ranks(script) == [(0, "" if synchronized else SAID), (0, "")]

@@ -1,10 +1,7 @@
 """How ranks find their store, with MPI and without; that of real launchers: tests/job/test_job.py."""
 
-from __future__ import annotations
-
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +16,6 @@ from cpudist.rendezvous import Rendezvous, connect, connecting, mpi
 from cpudist.topology.identity import addresses
 
 INTEL = SimpleNamespace(size=2, rank=1)
-
-
-@pytest.fixture
-def server() -> Iterator[Serving]:
-    serving = Serving()
-    yield serving
-    serving.lose_owner()
-    assert serving.ended()
 
 
 def test_jobs_and_attempts_in_one_store_do_not_meet(server: Serving) -> None:
@@ -78,9 +67,7 @@ class Ranks:
 
 @pytest.mark.job
 @pytest.mark.parametrize(("machines", "interface"), [(1, None), (2, None), (2, "lo")])
-def test_over_mpi_rank_0_tells_the_others_where_its_store_is(
-    machines: int, interface: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_tells_its_address(machines: int, interface: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = iter(["a", "b"] if machines == 2 else ["a", "a"])
     monkeypatch.setattr(mpi, "join", Ranks(2).join)
     monkeypatch.setattr(connecting, "node_identity", lambda: next(machine))
@@ -123,9 +110,7 @@ def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch)
     ("imported", "given", "used"),
     [(False, None, "launcher's"), (False, "user's", "user's"), (True, None, None)],
 )
-def test_mpi4py_loads_the_launchers_library(
-    imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mpi4pys_library(imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())
     monkeypatch.setenv("MPI4PY_LIBMPI", given or "")
     if given is None:

@@ -1,12 +1,11 @@
 """Exchanging values through a store, and who is missing when it fails."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -32,38 +31,29 @@ SECONDS = timedelta(seconds=10)
 
 
 @pytest.fixture
-def server() -> TCPStore:
+def agent() -> TCPStore:
+    """A store as torchrun's agents serve it."""
     return TCPStore("127.0.0.1", 0, is_master=True, timeout=SECONDS, wait_for_workers=False)
 
 
-def client(server: TCPStore) -> TCPStore:
-    return TCPStore("127.0.0.1", server.port, is_master=False, timeout=SECONDS, wait_for_workers=False)
+def client(agent: TCPStore) -> TCPStore:
+    return TCPStore("127.0.0.1", agent.port, is_master=False, timeout=SECONDS, wait_for_workers=False)
 
 
-def test_every_rank_gets_every_value_in_rank_order_again_and_again(server: TCPStore) -> None:
-    size = 4
-    got: dict[int, list[list[str]]] = {}
+def test_every_rank_gets_every_value_in_rank_order_again_and_again(agent: TCPStore) -> None:
+    def gather_twice(rank: int) -> list[list[str]]:
+        store = client(agent)
+        return [all_gather(store, rank, 4, key, f"{key}{rank}" if rank else "", 10, what="testing") for key in "ab"]
 
-    def run(rank: int) -> None:
-        store = client(server)
-        got[rank] = [
-            all_gather(store, rank, size, key, f"{key}{rank}" if rank else "", 10, what="testing") for key in "ab"
-        ]
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    expected = [["", "a1", "a2", "a3"], ["", "b1", "b2", "b3"]]
-    assert got == dict.fromkeys(range(size), expected)
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(gather_twice, range(4))] == [[["", "a1", "a2", "a3"], ["", "b1", "b2", "b3"]]] * 4
 
 
-def test_missing_ranks_are_named_within_the_timeout(server: TCPStore, clock: Clock) -> None:
+def test_missing_ranks_are_named_within_the_timeout(agent: TCPStore, clock: Clock) -> None:
     """Rank 0 tells the others, which wait longer for it."""
-    client(server).set("k/1", "value")  # rank 1 has arrived
+    client(agent).set("k/1", "value")  # rank 1 has arrived
     begin = clock.now
-    for rank, store in ((0, server), (1, client(server))):
+    for rank, store in ((0, agent), (1, client(agent))):
         with pytest.raises(StartupTimeout, match=r"starting: .* ranks 2, 3 of 4"):
             all_gather(store, rank, 4, "k", "value", 1.5, "starting")
         assert 1.5 <= clock.now - begin <= 1.7
@@ -73,12 +63,15 @@ def test_missing_ranks_are_named_within_the_timeout(server: TCPStore, clock: Clo
     ("members", "name"), [((), "rank 1 (h1, last in train.py:9) of 2"), ((5, 0), "rank 0 (h0) of 2")]
 )
 def test_a_long_wait_is_said_once_with_the_missing_rank(
-    members: tuple[int, ...], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    members: tuple[int, ...],
+    name: str,
+    server: Serving,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(gather, "whereabouts", lambda: {0: "h0", 1: "h1, last in train.py:9"})
-    serving = Serving()
-    store = JobStore(serving.address(), 20)
+    store = JobStore(server.address(), 20)
     with pytest.raises(StartupTimeout, match=re.escape(f"waiting for {name}")):
         all_gather(store, 0, 2, "k", "0", 0.5, "testing", members=members)
     assert capsys.readouterr().err == f"cpudist: testing: waiting for {name}, for at most 0.5 s\n"
@@ -86,14 +79,10 @@ def test_a_long_wait_is_said_once_with_the_missing_rank(
         all_gather(store, 0, 2, "k", "0", 0.5, "testing")
     assert capsys.readouterr().err == "", "another rank has said it"
     store.close()
-    serving.lose_owner()
-    assert serving.ended()
 
 
 @pytest.mark.parametrize(("name_known", "seconds"), [(True, 8), (False, 300)])
-def test_a_name_that_the_name_server_should_have_is_not_awaited(
-    name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_an_unknown_name(name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """A pod's name appears with the pod; the names of Slurm's nodes are there before the job."""
 
     def unknown(*_: object, **__: object) -> socket.socket:
@@ -107,16 +96,38 @@ def test_a_name_that_the_name_server_should_have_is_not_awaited(
     assert seconds <= clock.now - begin <= seconds + 1
 
 
-def test_of_many_missing_ranks_the_first_are_named(server: TCPStore, clock: Clock) -> None:
-    with pytest.raises(StartupTimeout, match=r"ranks 1, .*, 20, … of 22"):
-        all_gather(server, 0, 22, "k", "value", 0.1)
-    with pytest.raises(StartupTimeout, match="rank 1 of 2"):
-        all_gather(server, 0, 2, "other", "value", 0.1)
+@pytest.mark.parametrize(
+    ("silent", "members", "names"),
+    [([1], (), "rank 1 (h1, last in train.py:9)"), ([1, 2], (0, 2), "rank 2"), ([1], (0, 2), "the other ranks")],
+)
+def test_a_wait_of_ranks_that_have_come_names_who_does_not_answer(
+    silent: list[int], members: tuple[int, ...], names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "whereabouts", lambda: {1: "h1, last in train.py:9"})
+    monkeypatch.setattr(gather, "silent", lambda: silent)
+    assert re.split("[:,] (?:no|which)", gather.awaited(members))[0] == names
 
 
-def test_progress_is_made_while_waiting(server: TCPStore, clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("rank", "size", "arrived", "named"),
+    [
+        (0, 22, [], r"ranks 1, .*, 20, … of 22"),
+        (0, 2, [], "rank 1 of 2"),
+        (1, 3, [0], "still waiting for rank 2 of 3"),  # so does rank 0
+        (1, 3, [], "still waiting for ranks 0, 2 of 3"),
+        (1, 3, [0, 2], "still waiting for rank 0 of 3"),
+    ],
+)
+def test_who_is_missing(rank: int, size: int, arrived: list[int], named: str, agent: TCPStore, clock: Clock) -> None:
+    for other in arrived:
+        agent.set(f"k/{other}", "=there")
+    with pytest.raises(StartupTimeout, match=named):
+        all_gather(client(agent), rank, size, "k", "value", 0.5)
+
+
+def test_progress_is_made_while_waiting(agent: TCPStore, clock: Clock) -> None:
     """Another rank may need it to arrive."""
-    assert all_gather(server, 0, 2, "k", "0", 10, meanwhile=lambda: server.set("k/1", "=1")) == ["0", "1"]
+    assert all_gather(agent, 0, 2, "k", "0", 10, meanwhile=lambda: agent.set("k/1", "=1")) == ["0", "1"]
 
 
 def test_a_lost_store_is_an_error_that_names_the_purpose() -> None:
@@ -128,9 +139,8 @@ def test_a_lost_store_is_an_error_that_names_the_purpose() -> None:
         all_gather(Lost(Address((), 0, b"", 5), 5), 0, 2, "k", "value", 5, what="testing")
 
 
-def test_the_jobs_own_store_waits_without_polling() -> None:
-    serving = Serving()
-    stores = [JobStore(serving.address(), 20) for _ in range(2)]
+def test_the_jobs_own_store_waits_without_polling(server: Serving) -> None:
+    stores = [JobStore(server.address(), 20) for _ in range(2)]
     other = threading.Timer(0.2, lambda: all_gather(stores[1], 1, 2, "k", "1", 20))
     other.start()
     assert all_gather(stores[0], 0, 2, "k", "0", 20) == ["0", "1"]
@@ -139,24 +149,11 @@ def test_the_jobs_own_store_waits_without_polling() -> None:
         all_gather(stores[0], 0, 2, "never", "0", 0.1)
     for store in stores:
         store.close()
-    serving.lose_owner()
-    assert serving.ended()
 
 
 def test_a_single_process_meets_itself() -> None:
     alone = connect(Alone(), Placement(0, 1), "test", timeout=5)
     assert all_gather(alone.store, 0, 1, "key", "value", 5, what="testing") == ["value"]
-
-
-def test_a_rank_that_comes_earlier_than_rank_0_does_not_blame_it(server: TCPStore, clock: Clock) -> None:
-    client(server).set("k/0", "=there")  # rank 0 has arrived, and still waits for rank 2
-    with pytest.raises(StartupTimeout, match="still waiting for rank 2 of 3"):
-        all_gather(client(server), 1, 3, "k", "value", 0.5)
-    with pytest.raises(StartupTimeout, match="still waiting for ranks 0, 2 of 3"):
-        all_gather(client(server), 1, 3, "missing", "value", 0.5)
-    client(server).set("all/0", "=0"), client(server).set("all/2", "=2")
-    with pytest.raises(StartupTimeout, match="still waiting for rank 0 of 3"):
-        all_gather(client(server), 1, 3, "all", "1", 0.5)
 
 
 @pytest.mark.job
@@ -171,9 +168,9 @@ def test_another_jobs_rank_is_not_taken_for_ours() -> None:
 
 
 @pytest.mark.job
-def test_a_rank_that_is_refused_pauses_ever_longer(server: TCPStore, clock: Clock) -> None:
+def test_a_rank_that_is_refused_pauses_ever_longer(agent: TCPStore, clock: Clock) -> None:
     """Under torchrun, whose agent's store still has the address of the last attempt."""
-    address = AtAddress("127.0.0.1", server.port, served=True)
+    address = AtAddress("127.0.0.1", agent.port, served=True)
     first = connect(address, Placement(0, 2, node_rank=0, node_count=1), "0", timeout=30)
     second = connect(address, Placement(1, 2, node_rank=0, node_count=1), "0", timeout=30)
     begin = clock.now
@@ -186,11 +183,11 @@ def test_a_rank_that_is_refused_pauses_ever_longer(server: TCPStore, clock: Cloc
 
 
 @pytest.mark.job
-def test_whoever_reads_the_agents_store_needs_the_token_of_the_user(server: TCPStore) -> None:
+def test_whoever_reads_the_agents_store_needs_the_token_of_the_user(agent: TCPStore) -> None:
     """torchrun's agents serve that store without any authentication."""
-    address = AtAddress("localhost", server.port, served=True, token="the user's")
+    address = AtAddress("localhost", agent.port, served=True, token="the user's")
     first = connect(address, Placement(0, 2, node_rank=0, node_count=1), "0", timeout=20)
-    offer = json.loads(client(server).get("cpudist/0"))
+    offer = json.loads(client(agent).get("cpudist/0"))
     assert (offer["hosts"], len(offer["token"])) == (["127.0.0.1"], 64), "all ranks are on one host"
     for token in (bytes.fromhex(offer["token"]), b"the user's", b""):
         with pytest.raises(StartupTimeout, match="another job"):
@@ -200,15 +197,15 @@ def test_whoever_reads_the_agents_store_needs_the_token_of_the_user(server: TCPS
     second = connect(address, Placement(1, 2, node_rank=0, node_count=1), "0", timeout=20)
     first.store.set("key", "value")
     assert second.store.get("key") == b"value"
-    assert (second.host, second.port) == ("localhost", server.port), "MASTER_ADDR and MASTER_PORT stay the agent's"
+    assert (second.host, second.port) == ("localhost", agent.port), "MASTER_ADDR and MASTER_PORT stay the agent's"
     second.close(), first.close()
 
 
 @pytest.mark.job
-def test_an_address_of_another_version_is_an_error_in_time(server: TCPStore, clock: Clock) -> None:
-    client(server).set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
+def test_an_address_of_another_version_is_an_error_in_time(agent: TCPStore, clock: Clock) -> None:
+    client(agent).set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
     with pytest.raises(UserError, match="rank 1 cannot reach the others"):
-        connect(AtAddress("127.0.0.1", server.port, served=True), Placement(1, 2), "0", timeout=30)
+        connect(AtAddress("127.0.0.1", agent.port, served=True), Placement(1, 2), "0", timeout=30)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

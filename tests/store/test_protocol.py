@@ -1,7 +1,5 @@
 """Frames of the store's protocol."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

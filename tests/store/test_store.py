@@ -1,7 +1,5 @@
 """The job's store: what it keeps, whom it lets in, and how it learns of a client's end."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading
@@ -22,14 +20,6 @@ from cpudist.store.client import Address, Connection, StoreLost
 from cpudist.store.protocol import Code
 from cpudist.store.torch_store import JobStore
 from cpudist.waiting import poll
-
-
-@pytest.fixture
-def server() -> Iterator[Serving]:
-    serving = Serving()
-    yield serving
-    serving.lose_owner()
-    assert serving.ended(), "it waits a few seconds for clients that stay"
 
 
 @pytest.fixture
@@ -140,9 +130,7 @@ def test_a_broken_connection_is_noted_unless_that_was_cancelled(server: Serving,
     ("case", "reports"),
     [("", ["1 was lost"]), ("claimed", []), ("withdrawn", ["0 was lost", "2 was lost"])],
 )
-def test_the_server_reports_who_was_lost_first_where_no_client_is_left(
-    server: Serving, case: str, reports: list[str]
-) -> None:
+def test_a_server_without_clients_reports_who_was_lost_first(server: Serving, case: str, reports: list[str]) -> None:
     ranks = [server.connect() for _ in range(3)]
     for number, rank in enumerate(ranks):
         rank.on_disconnect("lost", str(number))
@@ -170,9 +158,7 @@ def test_standard_error_is_held_while_there_may_be_something_to_report(server: S
     assert server.released.wait(20)
 
 
-def test_the_server_ends_with_its_owner_when_no_client_is_left_and_takes_no_new_one(
-    server: Serving, client: Connection
-) -> None:
+def test_without_its_owner_it_takes_no_client_and_ends_after_the_last_one(server: Serving, client: Connection) -> None:
     server.lose_owner()
     assert client.count() == 0
     with pytest.raises(StartupTimeout):
@@ -229,7 +215,7 @@ def test_a_host_that_cannot_be_reached_is_passed_over(server: Serving) -> None:
     ],
     ids=["http", "zeros", "nothing", "frames without a proof"],
 )
-def test_an_unauthenticated_client_is_disconnected_and_reads_nothing(
+def test_unauthenticated_clients_read_nothing(
     server: Serving, client: Connection, monkeypatch: pytest.MonkeyPatch, words: bytes
 ) -> None:
     monkeypatch.setattr(server_module, "_HANDSHAKE_SECONDS", 0.5)
@@ -249,9 +235,7 @@ def test_an_unauthenticated_client_is_disconnected_and_reads_nothing(
     assert client.get(["secret"]) == [b"TOP SECRET"]
 
 
-def test_the_most_frequent_address_of_many_unauthenticated_clients_is_disconnected(
-    server: Serving, client: Connection
-) -> None:
+def test_of_many_unauthenticated_clients_the_most_frequent_address_leaves(server: Serving, client: Connection) -> None:
     quiet = socket.create_connection(("127.0.0.1", server.port), timeout=60, source_address=("127.0.0.3", 0))
     flood = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(300)]
     newcomer = Connection(server.address(), 60)

@@ -1,7 +1,5 @@
 """What the store keeps, and who is told of what."""
 
-from __future__ import annotations
-
 import asyncio
 
 from clocks import Clock
@@ -52,14 +50,6 @@ def test_waits_end_at_their_deadlines_unless_they_are_cancelled() -> None:
     assert not LOOP.run_until_complete(over)
     assert told == [("set", True), ("soon", False)]
     assert not values._waiting
-
-
-def test_a_wait_for_several_keys_is_forgotten_when_one_of_them_comes() -> None:
-    values, told = Values(LOOP), []
-    values.wait(Wait([b"a", b"b"], any, told.append), 1000)
-    values.set(b"b", b"")
-    values.set(b"a", b"")
-    assert (told, dict(values._waiting)) == ([True], {})
 
 
 def test_the_age_of_a_value_counts_from_its_last_change(clock: Clock) -> None:

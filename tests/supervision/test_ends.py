@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,8 +19,7 @@ from ranks import begin, fork_ranks
 
 from cpudist.console import end_now
 from cpudist.errors import UserError
-from cpudist.job import fail, require
-from cpudist.lost_ranks import JOB_ID, told
+from cpudist.job import fail
 from cpudist.supervision import watch
 from cpudist.waiting import poll
 
@@ -50,7 +50,7 @@ def test_a_failure_of_one_rank_ends_all(error: BaseException, status: int, said:
         elif way == "raised":
             raise error
         elif way == "failed":
-            require().fail(error)
+            fail(error)
         else:
             sys.last_value = error  # as IPython and debuggers leave it
 
@@ -78,9 +78,7 @@ def test_the_same_exception_on_all_ranks_is_shown_once() -> None:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_rank_ends_the_others_and_is_named(killed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(JOB_ID, f"{os.getpid()}-{killed}")
-
+def test_a_killed_rank_ends_the_others_and_is_named(killed: int) -> None:
     def script() -> None:
         job = begin()
         assert poll(lambda: sum("test_ends" in one.line for one in job.statuses().values()) == 3, 20)
@@ -92,7 +90,6 @@ def test_a_killed_rank_ends_the_others_and_is_named(killed: int, monkeypatch: py
     assert [status for status, _ in ranks] == [-9 if rank == killed else 1 for rank in range(3)]
     (said,) = re.findall(r"^cpudist: .*", "".join(output for _, output in ranks), re.MULTILINE)
     assert re.fullmatch(rf"cpudist: rank {killed} {HERE}; ending the job", said), said
-    assert told(os.environ[JOB_ID]) == [killed]
 
 
 def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_first() -> None:
@@ -111,6 +108,19 @@ def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_firs
     assert re.fullmatch(rf"cpudist: rank 1 {HERE}; the job is over\n", output), output
 
 
+def test_a_rank_at_its_end_fails_with_the_store() -> None:
+    """As where rank 0's host loses its power."""
+
+    def script() -> None:
+        job = begin()
+        if job.world.rank == 0:
+            assert poll(lambda: 1 in (statuses := job.statuses()) and statuses[1].at_end, 20)
+            for process in (*psutil.Process().children(), psutil.Process()):
+                process.kill()
+
+    assert [status for status, _ in fork_ranks(script)] == [-9, 1]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(rank: int, tmp_path: Path) -> None:
     """As where its group cannot be made."""
@@ -126,22 +136,25 @@ def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(rank: int, 
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
 
 
-def test_a_collective_that_a_rank_never_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is reported after a third of the timeout, and at its end; `cpudist launch` is told, too."""
-    monkeypatch.setenv(JOB_ID, str(os.getpid()))
+def test_a_collective_that_a_rank_never_calls() -> None:
+    """Is reported after a third of the timeout, and at its end."""
 
     def script() -> None:
         job = begin()
         dist.all_reduce(torch.ones(1))  # connects them
         job.set_timeout(6)
-        time.sleep(30) if job.world.rank == 1 else dist.all_reduce(torch.ones(1))
+        if job.world.rank == 1:
+            time.sleep(30)
+        dist.all_reduce(torch.ones(1)) if job.world.rank == 0 else time.sleep(30)
 
-    (first, output), (second, nothing) = fork_ranks(script)
-    assert (first, second, nothing) == (1, 1, "")
-    cause = r"rank 1 \(\S+\) never reached all_reduce #\d+ \(4 B, test_ends\.py:\d+\); it was last in test_ends\.py:\d+"
-    assert len(re.findall(rf"^cpudist: waiting for [2-5] s of 6: {cause}$", output, re.MULTILINE)) == 1, output
-    assert re.search(rf"\ncpudist: {cause}; ending the job\n$", output), output
-    assert told(str(os.getpid())) == [1]
+    (first, output), *others = fork_ranks(script, 3)
+    assert [first, *others] == [1, (1, ""), (1, "")]
+    line = r"test_ends\.py:\d+"
+    missing = rf"rank {{}} \(\S+\) never reached all_reduce #\d+ \(4 B, {line}\); it was last in {line}"
+    causes = [missing.format(rank) for rank in (1, 2)]
+    for cause in causes:
+        assert len(re.findall(rf"^cpudist: waiting for [2-5] s of 6: {cause}$", output, re.MULTILINE)) == 1, output
+    assert re.search(rf"\ncpudist: {causes[1]}\ncpudist: {causes[0]}; ending the job\n$", output), output
 
 
 def test_waits_of_seconds_in_one_line_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:

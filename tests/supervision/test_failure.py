@@ -15,8 +15,6 @@ from cpudist.errors import StartupTimeout, UserError
 from cpudist.lost_ranks import JOB_ID, told
 from cpudist.supervision import failure
 
-BACKENDS = ["gloo", "ccl"]
-
 # From its start to its end, when a rank fails at once: mostly `import torch`, on busy cores.
 BOUND = 60.0
 
@@ -57,7 +55,7 @@ _COLLECTIVE_OR_SLEEP = "dist.all_reduce(torch.ones(1)) if dist.get_rank() == 0 e
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
 def test_an_exception_ends_the_job_and_is_shown_once(tmp_path: Path, backend: str) -> None:
     result = _job(tmp_path, backend, "raise ValueError('the reason')", _COLLECTIVE_OR_SLEEP, ranks=3)
     assert result.returncode == 1, result.output
@@ -97,21 +95,19 @@ def test_an_interrupt_names_the_record_and_the_launcher_ends_with_the_ranks_stat
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, backend: str) -> None:
-    """No launcher would end them: they are plain processes, as in pods."""
+def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
+    """No launcher would end them: they are plain processes, as in pods. See test_ends.py for gloo."""
     published = "b'script.py' in require().store.get('status/1')"
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
     script = _script(tmp_path, f"from cpudist.job import require; poll(lambda: {published}, 30); {kill}", _SLEEP)
-    result = run(by_hand(train("--backend", backend, script)), timeout=BOUND)
+    result = run(by_hand(train("--backend", "ccl", script)), timeout=BOUND)
     assert result.stdout.splitlines()[-1] == "137 1", result.output
     lost = r"cpudist: rank 1 on \S+ ended without an error message .*; it was last in script\.py:\d+; ending the job\n"
     assert len(re.findall(lost, result.stderr)) == 1, result.output
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_after_a_hang_the_rank_that_is_the_cause_is_named_last(tmp_path: Path, backend: str) -> None:
+def test_after_a_hang_the_rank_that_is_the_cause_is_named_last(tmp_path: Path) -> None:
     """`cpudist launch` is told, too."""
     path, job = tmp_path / "script.py", uuid.uuid4().hex
     path.write_text(
@@ -119,7 +115,7 @@ def test_after_a_hang_the_rank_that_is_the_cause_is_named_last(tmp_path: Path, b
         "dist.all_reduce(torch.ones(1))\njob.require().set_timeout(4)  # the start may take longer\n"
         "time.sleep(300) if dist.get_rank() == 1 else dist.all_reduce(torch.ones(1))\n"
     )
-    result = run(mpirun(2, *train("--backend", backend, str(path))), timeout=BOUND, env={JOB_ID: job})
+    result = run(mpirun(2, *train("--backend", "ccl", str(path))), timeout=BOUND, env={JOB_ID: job})
     assert result.returncode == 1, result.output
     *_, last = (line for line in result.stderr.splitlines() if line.startswith("cpudist: "))
     cause = r"cpudist: rank 1 \(\S+\) never reached all_reduce #.*; it was last in script\.py:5; ending the job"
@@ -130,12 +126,9 @@ def test_after_a_hang_the_rank_that_is_the_cause_is_named_last(tmp_path: Path, b
 
 @pytest.mark.job
 @pytest.mark.parametrize(
-    ("backend", "transport", "end"),
-    [("gloo", "", ""), ("ccl", "", ""), ("ccl", "oneccl", ""), ("ccl", "mpi-alone", "dist.destroy_process_group()")],
+    ("transport", "end"), [("", ""), ("oneccl", ""), ("mpi-alone", "dist.destroy_process_group()")]
 )
-def test_uneven_batches_end_the_job_long_before_the_timeout(
-    tmp_path: Path, backend: str, transport: str, end: str
-) -> None:
+def test_uneven_batches_end_the_job_long_before_the_timeout(tmp_path: Path, transport: str, end: str) -> None:
     path = tmp_path / "script.py"
     path.write_text(
         "import torch, torch.distributed as dist\n"
@@ -144,7 +137,7 @@ def test_uneven_batches_end_the_job_long_before_the_timeout(
         f"{end}\n"
     )
     env = {"CPUDIST_TRANSPORT": transport} if transport else {}
-    result = run(mpirun(2, *train("--backend", backend, "--timeout", "600", str(path))), timeout=BOUND, env=env)
+    result = run(mpirun(2, *train("--backend", "ccl", "--timeout", "600", str(path))), timeout=BOUND, env=env)
     assert result.returncode != 0, result.output
     cause = r"rank 1 \(\S+\) never reached all_reduce #\d+ \(400 B, script\.py:3\); it was at the end of its script; "
     if end:  # MPI takes it for the other rank's all_reduce; the rank that sees it first reports it

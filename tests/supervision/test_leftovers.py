@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from cpudist.processes import Process, read
 from cpudist.supervision import abort
 from cpudist.supervision.abort import _left_by_launcher
+from cpudist.waiting import poll
 
 RANK = 100
 
@@ -58,38 +62,42 @@ def test_an_agent_that_waits_and_its_ranks() -> None:
     assert [process.name for process in found] == ["another rank", "torchrun"]
 
 
-def start(victim: subprocess.Popen[bytes]) -> int:
-    return read(victim.pid).start
-
-
-def end(victim: subprocess.Popen[bytes], start: int) -> None:
-    done = subprocess.run(["/bin/sh", "-c", abort._SCRIPT, "sh", "0", f"{victim.pid}:{start}"], timeout=30, check=False)
-    assert done.returncode in (0, 1)
-
-
 @pytest.mark.job
-def test_a_process_that_ignores_a_polite_signal_is_ended() -> None:
+def test_only_what_was_meant_and_does_not_end_by_itself_is_killed() -> None:
+    """One process ignores a polite signal, one ends by itself, and one has the id of an older one."""
     stubborn = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
-    with subprocess.Popen(stubborn, stdout=subprocess.PIPE) as victim:
+    with (
+        subprocess.Popen(stubborn, stdout=subprocess.PIPE) as victim,
+        subprocess.Popen(["sleep", "1"]) as ends,
+        subprocess.Popen(["sleep", "300"]) as other,
+    ):
         victim.stdout.readline()
-        end(victim, start(victim))
-        assert victim.wait(10) == -9
+        targets = [f"{one.pid}:{read(one.pid).start - (one is other)}" for one in (ends, victim, other)]
+        for seconds in ("3", "600"):  # nothing is left to wait for the second time
+            command = ["/bin/sh", "-c", abort._SCRIPT, "sh", seconds, *targets]
+            done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False)
+            assert done.stderr == b""
+            assert (victim.wait(10), ends.wait(10), other.poll()) == (-9, 0, None)
+        other.kill()
+
+
+# A rank that aborts below a launcher that does not end by itself, beside another rank.
+RANK_ABORTS = """
+from cpudist.rendezvous import mpi
+from cpudist.supervision import abort
+mpi.initialise(60, None)
+abort.LAUNCHER_SECONDS = 1
+print("the reason", flush=True)
+abort.abort(3)
+"""
 
 
 @pytest.mark.job
-def test_a_new_process_with_an_old_id_is_left_alone() -> None:
-    with subprocess.Popen(["sleep", "300"]) as victim:
-        end(victim, start(victim) - 1)
-        assert victim.poll() is None
-        victim.kill()
-
-
-@pytest.mark.job
-def test_it_waits_for_those_that_end_by_themselves() -> None:
-    """It prints nothing, and returns as soon as they have ended."""
-    with subprocess.Popen(["sleep", "1"]) as victim:
-        target = f"{victim.pid}:{start(victim)}"
-        ending = subprocess.Popen(["/bin/sh", "-c", abort._SCRIPT, "sh", "600", target], stderr=subprocess.PIPE)
-        assert victim.wait(20) == 0
-        _, errors = ending.communicate(timeout=60)
-        assert errors == b""
+def test_a_rank_that_aborts_ends_its_launcher_and_the_other_ranks(tmp_path: Path) -> None:
+    launcher, rank = tmp_path / "mpiexec.hydra", shlex.join([sys.executable, "-c", RANK_ABORTS])
+    launcher.write_text(f"sleep 300 & echo $!; {rank}; echo $?; exec sleep 300")
+    with subprocess.Popen(["sh", str(launcher)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        other = int(job.stdout.readline())
+        assert job.communicate(timeout=60) == ("the reason\n3\n", "")
+        assert job.returncode == -15
+        assert poll(lambda: read(other) is None, 10)

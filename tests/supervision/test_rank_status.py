@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,64 +17,36 @@ from cpudist.supervision.rank_status import RankStatus, status_of
 WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))
 
 
-def asked_from_a_thread(work: Any, backend: Any = None) -> RankStatus:
-    """`status_of`, asked for by another thread while the main one is inside `work`."""
-    found: list[RankStatus] = []
-    inside = threading.Event()
-
-    def ask() -> None:
-        assert inside.wait(20)
-        found.append(status_of(WORLD, backend))
-        done.set()
-
-    done = threading.Event()
-    thread = threading.Thread(target=ask)
-    thread.start()
-    work(inside, done)
-    thread.join()
-    return found[0]
-
-
 def test_the_line_is_the_users_and_not_the_librarys() -> None:
-    def train(inside: threading.Event, done: threading.Event) -> None:
-        # json calls back, so the innermost frames are: this file's, json's, threading's.
-        json.loads("{}", object_hook=lambda _: (inside.set(), done.wait(20)))
-
-    place = asked_from_a_thread(train)
-    assert (place.rank, place.host, place.function) == (3, "h1", "<lambda>")
-    line = train.__code__.co_firstlineno + 2
-    assert place.line == f"test_rank_status.py:{line}"
-
-
-def test_a_deferred_call_of_the_library_is_not_taken_for_the_users() -> None:
-    def train(inside: threading.Event, done: threading.Event) -> None:
-        inside.set()
-        list(map(done.wait, [20]))  # blocked in threading.py, below this line
-
-    place = asked_from_a_thread(train)
-    assert place.function == "train"
-    assert place.line == f"test_rank_status.py:{train.__code__.co_firstlineno + 2}"
+    """Also where the library calls back, as json does here, and where another thread asks."""
+    found: list[RankStatus] = []
+    json.loads("{}", object_hook=lambda _: found.append(status_of(WORLD, None)))
+    with ThreadPoolExecutor(1) as pool:
+        found.append(pool.submit(status_of, WORLD, None).result())
+    exec(compile("add(status_of(WORLD, None))", "cell 3", "exec"), {**globals(), "add": found.append})
+    assert found.pop().line == "cell 3, line 1"
+    this = test_the_line_is_the_users_and_not_the_librarys.__code__
+    line = f"test_rank_status.py:{this.co_firstlineno + 3}"
+    assert found[0] == RankStatus(3, "h1", line, "<lambda>")
+    assert (found[1].line, found[1].function) == (f"test_rank_status.py:{this.co_firstlineno + 5}", this.co_name)
 
 
-def waits(inside: threading.Event, done: threading.Event) -> None:
-    inside.set()
-    assert done.wait(20)
-
-
-def test_of_many_calls_under_way_each_groups_oldest_and_newest_are_told() -> None:
+def test_each_groups_oldest_and_newest_call_are_told() -> None:
     calls = [Call("all_reduce", sequence=n) for n in (5, 6, 7)]
     others = [Call("all_gather", "tp", sequence=9), Call("recv", peer=1)]
-    backend = SimpleNamespace(calls=lambda: Calls((*calls, *others), (Call("all_reduce", sequence=4),)))
+    finished = (Call("all_reduce", sequence=4),)
+    backend: Any = SimpleNamespace(calls=lambda: Calls((*calls, *others), finished))
+    place = status_of(WORLD, backend, at_end=True)
+    assert (place.under_way, place.finished, place.at_end) == ((calls[0], calls[2], *others), finished, True)
 
-    place = asked_from_a_thread(waits, backend)
-    assert place.under_way == (calls[0], calls[2], *others)
-    assert place.finished == (Call("all_reduce", sequence=4),)
 
-
-def test_calls_that_the_backend_cannot_tell_are_not_known() -> None:
-    assert not asked_from_a_thread(waits, SimpleNamespace(calls=lambda: None)).calls_known
-    assert asked_from_a_thread(waits, SimpleNamespace(calls=Calls)).calls_known
-    assert asked_from_a_thread(waits).calls_known  # before the backend has started there are none
+@pytest.mark.parametrize(
+    ("backend", "known"),
+    [(SimpleNamespace(calls=lambda: None), False), (SimpleNamespace(calls=Calls), True), (None, True)],
+)
+def test_calls_that_the_backend_cannot_tell_are_not_known(backend: Any, known: bool) -> None:
+    """Before the backend has started there are none."""
+    assert status_of(WORLD, backend).calls_known == known
 
 
 NUMBERS = st.integers(0, 2**40)

@@ -13,7 +13,7 @@ from recorded import recorded
 from cpudist.backends.interface import Call
 from cpudist.supervision import rank_texts
 from cpudist.supervision.rank_status import RankStatus
-from cpudist.supervision.reports import explain
+from cpudist.supervision.reports import Explanation
 
 MB = 1 << 20
 HOSTS = ["h0", "h0", "h1", "h1"]
@@ -83,8 +83,8 @@ BLAMED = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_cause_is_named(case: str) -> None:
-    found = explain(dict(enumerate(CASES[case])), HOSTS)
-    assert (found.sentences, found.blamed) == (recorded(f"deadlock: {case}"), BLAMED.get(case, []))
+    found = Explanation(dict(enumerate(CASES[case])), HOSTS)
+    assert (found.sentences(), found.blamed()) == (recorded(f"deadlock: {case}"), BLAMED.get(case, []))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_of_many_ranks_that_are_late_or_lost_the_first_are_named() -> None:
 def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:
     for seconds, other, deadlocked in ((4, ENDED, True), (1, ENDED, False), (4, computes(1), False)):
         waiting = waits(0, replace(REDUCE, seconds=seconds))
-        assert explain({0: waiting, 1: other}, HOSTS).deadlocked == deadlocked
+        assert Explanation({0: waiting, 1: other}, HOSTS).deadlocked() == deadlocked
 
 
 PLACES = st.builds(
@@ -146,7 +146,7 @@ PLACES = st.builds(
 def test_it_is_short_and_names_who_does_not_answer(places: list[RankStatus | None], more: int) -> None:
     all_places = [place and replace(place, rank=rank) for rank, place in enumerate([*places, *[places[-1]] * more])]
     hosts = [f"host{rank // 4}" for rank in range(len(all_places))]
-    sentences = explain(dict(enumerate(all_places)), hosts).sentences
+    sentences = Explanation(dict(enumerate(all_places)), hosts).sentences()
     assert len(sentences) <= 16
     assert all(len(sentence) < 1000 and "\n" not in sentence for sentence in sentences)
     assert (None in all_places) == any("not answer" in sentence for sentence in sentences)
@@ -156,12 +156,12 @@ def test_a_thousand_ranks() -> None:
     hosts = [f"node{rank // 8}" for rank in range(1000)]
     ended = {rank: replace(computes(rank), rank=rank) for rank in (17, 500, 501)}
     places = {rank: ended.get(rank) or replace(waits(rank, REDUCE), rank=rank) for rank in range(1000)}
-    assert explain(places, hosts).sentences == recorded("deadlock: three of a thousand ranks are missing")
+    assert Explanation(places, hosts).sentences() == recorded("deadlock: three of a thousand ranks are missing")
     everywhere = {
         rank: waits(0, REDUCE) if rank == 0 else replace(computes(rank, f"x.py:{rank % 7}"), rank=rank)
         for rank in range(1000)
     }
-    lines = explain(everywhere, hosts).sentences
+    lines = Explanation(everywhere, hosts).sentences()
     assert len(lines) == 4
     assert lines[-1] == "and 4 more of that kind"
     assert len(max(lines, key=len)) < 250

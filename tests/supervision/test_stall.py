@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jobs import mpirun, run, train
+import torch.distributed as dist
+from ranks import begin, fork_ranks
 
 from cpudist.changes import Changes
+from cpudist.console import say
 from cpudist.supervision import stall
 from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.rank_status import beat_seconds
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.waiting import poll
 from cpudist.world import World
 
-SECONDS = 3  # and as many beats
+BEATS = 3
+SECONDS = BEATS * beat_seconds(2)
 
 _ENDS = r"no step, collective or batch for \S+ s on any rank \(the limit is 2 s\)"
-
-_STEPS = """
-import ctypes, os, sys, torch
-import torch.distributed as dist
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-dist.barrier()  # the first optimizer imports torch._dynamo, which can take one rank a second longer than the other
-for step in range(3):
-    optimizer.step()
-    dist.all_reduce(torch.ones(1))
-"""
-
-# Rank 1 holds Python's lock in C; rank 0 waits for it in a collective. No signal ends the wait for a mutex: other tests
-# run `cpudist stacks`, which sends one to a rank that does not answer.
-_LOCKED = f"""{_STEPS}
-if dist.get_rank() == 1:
-    mutex = ctypes.create_string_buffer(64)
-    for _ in range(2):
-        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
-dist.barrier()
-"""
-
-# Rank 1 goes on as soon as rank 0 has said that the job ends.
-_LATE = f"""{_STEPS}
-class Stderr:
-    def __init__(self, stream): self._stream = stream
-    def __getattr__(self, name): return getattr(self._stream, name)
-    def write(self, text):
-        self._stream.write(text)
-        if "the job ends" in text: open(sys.argv[1], "w").close()
-if dist.get_rank() == 1:
-    ctypes.PyDLL(None).open(os.fsencode(sys.argv[1]), os.O_RDONLY)
-else:
-    sys.stderr = Stderr(sys.stderr)
-dist.barrier()
-"""
 
 
 class Signs:
@@ -79,7 +48,7 @@ class Ranks:
         self.collectives = [0] * size
         self.store: Any = Signs()
         self.stalls = []
-        counter = StepCounter(changes)
+        self.counter = counter = StepCounter(changes)
         for rank in range(size):
             world = World(rank, size, rank, size, 0, 1, "test", hosts=("h0",))
             progress: Callable[[], object] = lambda rank=rank: self.collectives[rank]  # noqa: E731
@@ -96,9 +65,11 @@ class Ranks:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
     monkeypatch.setattr(Heartbeat, "add", lambda self, beat: None)
     monkeypatch.setattr(stall, "_arm", lambda seconds: None)
-    changes = Changes()
+    iterator, changes = torch.utils.data.dataloader._BaseDataLoaderIter, Changes()
+    before = iterator.__next__
     yield lambda size: Ranks(changes, size)
     changes.undo()
+    assert iterator.__next__ is before
 
 
 def _step() -> None:
@@ -111,7 +82,7 @@ def test_nothing_counts_before_the_first_step(ranks: Callable[[int], Ranks]) -> 
     job.collectives[0] += 1
     assert job.beat(100) == [False, False], "data are still prepared"
     _step()
-    assert job.beat(SECONDS + 2) == [True, True]
+    assert job.beat(BEATS + 2) == [True, True]
 
 
 @pytest.mark.parametrize("sign", ["step", "batch", "collective of another rank"])
@@ -119,7 +90,7 @@ def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
     job = ranks(2)
     _step()
     batches = iter(torch.utils.data.DataLoader(range(100)))  # type: ignore[arg-type]
-    for _ in range(2 * SECONDS):
+    for _ in range(2 * BEATS):
         if sign == "step":
             _step()
         elif sign == "batch":
@@ -127,7 +98,9 @@ def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
         else:
             job.collectives[1] += 1
         assert job.beat() == [False, False]
-    assert not any(job.beat(SECONDS - 1))
+    assert not any(job.beat(BEATS - 1))
+    assert (job.counter.steps, job.counter.batches) == (1 + 6 * (sign == "step"), 6 * (sign == "batch"))
+    assert (job.counter.loading > 0) == (sign == "batch")
     assert all(job.beat(2)), "both of them notice, within a beat"
 
 
@@ -135,7 +108,7 @@ def test_where_the_store_is_lost_a_rank_counts_its_own(ranks: Callable[[int], Ra
     job = ranks(2)
     _step()
     job.beat()
-    assert [job.stalls[0].has_stalled(None) for _ in range(SECONDS)] == [False] * (SECONDS - 1) + [True]
+    assert [job.stalls[0].has_stalled(None) for _ in range(BEATS)] == [False] * (BEATS - 1) + [True]
 
 
 @pytest.mark.parametrize("where", ["progress", "show"])
@@ -157,17 +130,6 @@ def test_an_error_of_its_own_does_not_end_the_job(where: str, capsys: pytest.Cap
     changes.undo()
 
 
-def test_torch_is_as_before_afterwards() -> None:
-    before = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
-    changes = Changes()
-    alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
-    counter = StepCounter(changes)
-    Stall(1e6, alone, Heartbeat(1, None, 1), counter, lambda: 0, list, lambda: None, lambda: None, changes)
-    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is not before
-    changes.undo()
-    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is before
-
-
 @pytest.mark.job
 def test_a_forked_child_ends_while_the_timer_runs() -> None:
     stall._arm(1e6)
@@ -179,23 +141,54 @@ def test_a_forked_child_ends_while_the_timer_runs() -> None:
     assert not stall._armed
 
 
-@pytest.mark.job
-def test_a_rank_that_holds_pythons_lock_ends_with_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(_LOCKED)
-    result = run(mpirun(2, *train("--backend", "gloo", "--stall", "2", str(path))), timeout=60)
-    assert result.returncode not in (0, 2), result.output
-    assert len(re.findall(_ENDS, result.stderr)) == 1
-    assert re.search(r"rank 0 on .*\n(?s:.*)script\.py\", line 14, in <module>", result.stderr), result.output
-    assert "Timeout (0:00:05)!" in result.stderr, "rank 1 ends by itself, after its stacks"
-    assert re.search(r"script\.py\", line 13 in <module>", result.stderr), result.output
+def _train() -> None:
+    begin(stall=2)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    dist.barrier()  # the first optimizer imports torch._dynamo, which can take one rank a second longer than the other
+    for _ in range(3):
+        optimizer.step()
+        dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.job
-def test_a_job_that_goes_on_after_all_ends_as_it_has_said(tmp_path: Path) -> None:
-    path, pipe = tmp_path / "script.py", tmp_path / "pipe"
-    path.write_text(_LATE)
-    os.mkfifo(pipe)
-    result = run(mpirun(2, *train("--backend", "gloo", "--stall", "2", str(path), str(pipe))), timeout=60)
-    assert len(re.findall(_ENDS, result.stderr)) == 1
-    assert result.returncode not in (0, 2), result.output
+def test_a_rank_that_holds_pythons_lock_ends_with_the_others() -> None:
+    """Rank 0 waits for it in a collective. No signal ends the wait for a mutex, as those of `cpudist stacks` would."""
+
+    def script() -> None:
+        _train()
+        if dist.get_rank() == 1:
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):
+                ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+        dist.barrier()
+
+    (first, output), (second, stacks) = fork_ranks(script)
+    assert (first, second) == (1, 1)
+    assert len(re.findall(_ENDS, output)) == 1, output
+    line = script.__code__.co_firstlineno
+    assert re.search(rf'rank 0 on .*\n(?s:.*)test_stall\.py", line {line + 6}, in script', output), output
+    assert stacks.startswith("Timeout (0:00:05)!"), "rank 1 ends by itself, after its stacks"
+    assert f'test_stall.py", line {line + 5} in script' in stacks
+
+
+@pytest.mark.job
+def test_a_job_that_goes_on_after_all_ends_as_it_has_said() -> None:
+    """Rank 1 goes on as soon as rank 0 has reported the stall."""
+    reader, writer = os.pipe()
+
+    def report(text: str) -> None:
+        say(text)
+        os.write(writer, b"x")
+
+    def script() -> None:
+        stall.say = report  # type: ignore[attr-defined]
+        _train()
+        if dist.get_rank() == 1:
+            ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
+        dist.barrier()
+
+    (first, output), (second, others) = fork_ranks(script)
+    assert (first, second) == (1, 0), "rank 1 has finished"
+    assert len(re.findall(_ENDS, output + others)) == 1, output
+    os.close(reader)
+    os.close(writer)

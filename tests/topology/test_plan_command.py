@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from jobs import run
 from layouts import FOLDER, LAYOUTS, machine_of, unpack
 
+from cpudist.bench import rank_counts
 from cpudist.cli.main import main
 from cpudist.compiler import cache_folder
 from cpudist.topology import NumaNode, measured_ranks
@@ -121,6 +123,25 @@ def test_a_measured_number_of_ranks_is_the_default(capsys: pytest.CaptureFixture
     assert len(json.loads(capsys.readouterr().out)["ranks"]) == 1
     (tmp_path / "cpudist" / "ranks.json").write_text("[")
     assert measured_ranks.load() is None
+
+
+def test_ranks_whose_steps_take_too_long_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+
+    def one(ranks: int, _script: Sequence[str], limit: float) -> rank_counts.Measured:
+        limits.append(limit)
+        if ranks > slow:
+            raise rank_counts.StepsTimedOut("no steps")
+        return rank_counts.Measured(ranks, 1, batches=ranks, memory=1, record={})
+
+    monkeypatch.setattr(rank_counts, "one", one)
+    slow = 2
+    assert [found.ranks for found in rank_counts.measure(16, [])] == [1, 2]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[0] <= 120
+    slow = 0
+    with pytest.raises(rank_counts.StepsTimedOut):
+        list(rank_counts.measure(16, []))
 
 
 @pytest.mark.job

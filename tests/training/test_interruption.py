@@ -1,7 +1,5 @@
 """`--checkpoint-on-signal`: all ranks agree on the step after which they stop, and no signal is lost without a word."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """`--log-dir`: a file for each rank, with all of its output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

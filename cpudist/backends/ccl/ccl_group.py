@@ -15,7 +15,7 @@ from cpudist.backends.ccl import extension
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.pinning import data_cores
-from cpudist.rendezvous import all_gather
+from cpudist.rendezvous import all_gather, awaited
 from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.waiting import bounded
@@ -103,7 +103,8 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     else:
         extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
     # Creating a communicator cannot be interrupted. All ranks have come, so it takes seconds.
-    with bounded(f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS), rank == 0):
+    what, limit = f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS)
+    with bounded(what, limit, rank == 0 and not whole_job, lambda: awaited(options.global_ranks_in_group)):
         return module.create_group(
             PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, mpi, wire
         )

@@ -42,7 +42,7 @@ def _command(cxx: compiler.Compiler, target: Path) -> list[str]:
     folder = Path(torch.__file__).parent
     includes = (folder / "include", folder / "include/torch/csrc/api/include", sysconfig.get_path("include"))
     return [
-        *(cxx.command, "-O0", "-std=c++20", "-fPIC", "-shared", "-DTORCH_EXTENSION_NAME=stand_in"),
+        *(*cxx.command, "-O0", "-std=c++20", "-fPIC", "-shared", "-DTORCH_EXTENSION_NAME=stand_in"),
         *(f"-isystem{path}" for path in includes),
         *("-o", str(target), str(SOURCE), f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"),
     ]

@@ -6,8 +6,6 @@ second model.
 CHECK_INIT has the arguments of `cpudist.init`, as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

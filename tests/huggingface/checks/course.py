@@ -21,20 +21,13 @@ from transformers import BertConfig, BertForSequenceClassification, HfArgumentPa
 dropout = 0.1 if sys.argv[1] == "--dropout" else 0.0
 if dropout:
     sys.argv.pop(1)
-(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+words = ["--do_train", "--report_to", "none", "--disable_tqdm", "true", "--seed", "3", "--logging_steps", "1"]
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*words, *sys.argv[1:]])
 
 torch.manual_seed(0)
+sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 model = BertForSequenceClassification(
-    BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
+    BertConfig(**sizes, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
 )
 generator = torch.Generator().manual_seed(0)
 tokens = torch.randint(4, 64, (255, 16), generator=generator)
@@ -47,15 +40,9 @@ def accuracy(gathered):
     return {"accuracy": float((gathered.predictions.argmax(1) == gathered.label_ids).mean())}
 
 
-trainer = Trainer(
-    model=model,
-    args=arguments,
-    train_dataset=samples[:204],
-    eval_dataset=samples[204:],
-    compute_metrics=accuracy,
-)
-if arguments.do_train:
-    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+data = {"train_dataset": samples[:204], "eval_dataset": samples[204:]}
+trainer = Trainer(model=model, args=arguments, compute_metrics=accuracy, **data)
+trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
 metrics = trainer.evaluate()
 parameters = {name: value.double().sum().item() for name, value in model.state_dict().items()}
 everyones = [None] * dist.get_world_size()

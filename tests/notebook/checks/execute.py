@@ -4,8 +4,6 @@ python execute.py NUM_PROCESSES [NUM_NODES NODE_RANK MASTER_ADDR]: the example's
 python execute.py FILE: the cells of a program, which "# %%" separates
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

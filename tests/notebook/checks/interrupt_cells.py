@@ -3,8 +3,6 @@
 python tests/notebook/checks/interrupt_cells.py TIMES
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

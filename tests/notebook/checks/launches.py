@@ -1,6 +1,4 @@
-"""Starts jobs as a notebook's cells do, and prints their results: `launches.py result|failures|sleep`."""
-
-from __future__ import annotations
+"""Starts jobs as a notebook's cells do, and prints their results: launches.py result|failures|sleep|xla [PROCESSES]."""
 
 import atexit
 import json
@@ -20,13 +18,6 @@ import cpudist
 
 class Unlucky(Exception):
     pass
-
-
-class Finalized:
-    """Writes a line when the interpreter is finalized, which takes seconds on busy cores."""
-
-    def __del__(self, write=os.write):
-        write(1, b"finalized\n")
 
 
 class Learner(torch.nn.Module):
@@ -72,7 +63,6 @@ def make(scale: float):
         from accelerate import Accelerator
 
         world = cpudist.init()
-        sys.finalized = Finalized()
         atexit.register(print, f"rank {world.rank} exits")
         print(f"rank {world.rank} prints")
         print(f"rank {world.rank} warns", file=sys.stderr)
@@ -119,7 +109,17 @@ def sleeps() -> None:
     time.sleep(1000)
 
 
-def main(what: str) -> None:
+def on_xla() -> tuple[int, int, str, float]:
+    import torch_xla.runtime
+
+    world = cpudist.init()
+    total = torch.ones(3, device=world.device) * (world.rank + 1)
+    if world.size > 1:
+        torch.distributed.all_reduce(total)
+    return world.size, torch_xla.runtime.addressable_device_count(), str(total.device), total.sum().item()
+
+
+def main(what: str, processes: str = "2") -> None:
     if what == "result":
         # The notebook's own threads, MPI, process group and gradient do not exist in the ranks.
         from mpi4py import MPI
@@ -148,7 +148,9 @@ def main(what: str) -> None:
         print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1, **elastic))
     if what == "sleep":
         cpudist.notebook_launcher(sleeps)
+    if what == "xla":
+        print(cpudist.notebook_launcher(on_xla, num_processes=int(processes), backend="xla"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -52,7 +52,7 @@ int lent() {
 int available() { return cores_of_rank > 1 && pthread_self() == computing && !at::in_parallel_region() ? lent() : 1; }
 
 // OpenMP's threads spin after an operator, so they join at once; on their cores, a thread of our own would wait for a time
-// slice. Like torch's operators, this returns when all have their core again.
+// slice (tests/backends/ccl/shared_memory/pools.cpp). Like torch's operators, this returns when all have their core again.
 void run(int threads, const std::function<void(int)>& body) {
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) body(static_cast<int>(thread));

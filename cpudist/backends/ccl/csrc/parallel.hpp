@@ -16,8 +16,8 @@ int lent();
 // How many of them may work for the calling thread now, itself included.
 int available();
 
-// Calls body(i) for each i below `threads`, each in a thread of its own, and returns when all have returned. Throws what
-// one of them has thrown.
+// Calls body(i) for each i below `threads`, each in a thread of its own, body(0) in the calling one, and returns when all
+// have returned. Throws what one of them has thrown.
 void run(int threads, const std::function<void(int)>& body);
 
 // Adds to the bytes that this thread, one of several, has carried.

@@ -25,6 +25,9 @@ namespace cpudist::testing {
 
 // How many threads of a rank carry a large call (threads.cpp).
 extern int threads_of_rank;
+// How late the other threads come to each call that they join, and how many calls that were.
+extern Milliseconds lateness;
+extern int joins;
 
 inline void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);

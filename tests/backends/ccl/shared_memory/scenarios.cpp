@@ -21,6 +21,8 @@
 //
 // crowd: 256 ranks of several threads can share memory; where there is one more, each is told so without waiting for the others.
 //
+// no_core: where a thread of the rank comes late to a call, the next calls do without it for as long.
+//
 // requests: making a group asks the store a few questions for each rank, and not one for each pair of ranks.
 //
 // fork: a child has nothing of its parent's groups, and its end does not disturb them.
@@ -260,6 +262,18 @@ class CountingStore final : public KeyValueStore {
   FolderStore store_;
 };
 
+void no_core(const std::string& folder, int rank) {
+  constexpr int kCalls = 100;
+  threads_of_rank = 2;
+  lateness = Milliseconds(200);
+  const auto transport = make_transport(folder, rank, 1);
+  std::vector<float> values(100'000, 1);
+  const auto begin = Clock::now();
+  for (int call = 0; call < kCalls; ++call) require(complete(*sum(*transport, values)), "a sum is not complete");
+  const auto most = 1 + (Clock::now() - begin) / (2 * lateness);
+  require(joins >= 1 && joins <= most && joins < kCalls / 2, std::to_string(joins) + " joins");
+}
+
 void requests(const std::string& folder, int rank) {
   constexpr int kRanks = 12;
   CountingStore store(folder);
@@ -320,6 +334,7 @@ int main(int count, char** arguments) {
   if (name == "stranger") return run(3, stranger);
   if (name == "eager") return run(16, eager);
   if (name == "crowd") return run(256, crowd);
+  if (name == "no_core") return run(1, no_core);
   if (name == "requests") return run(12, requests);
   if (name == "fork") return run(2, fork_a_child);
   return 2;

@@ -25,7 +25,7 @@ ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=u
 THREAD = ("-O1", "-g", "-fsanitize=thread")
 KILLED_JOBS = 50
 SCENARIOS = ["late", "disagreement", "counts", "gone", "left", "no_memory", "no_segment", "stranger", "eager", "crowd"]
-SCENARIOS += ["requests", "fork"]
+SCENARIOS += ["no_core", "requests", "fork"]
 
 pytestmark = [pytest.mark.job, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 

@@ -8,7 +8,9 @@ namespace cpudist {
 
 namespace testing {
 int threads_of_rank = 1;
-}
+Milliseconds lateness{};
+int joins = 0;
+}  // namespace testing
 
 namespace parallel {
 
@@ -28,7 +30,12 @@ void run(int threads, const std::function<void(int)>& body) {
     }
   };
   std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; ++thread) others.emplace_back(guarded, thread);
+  const auto late = [&](int thread) {
+    std::this_thread::sleep_for(testing::lateness);
+    guarded(thread);
+  };
+  ++testing::joins;
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(late, thread);
   guarded(0);
   for (auto& thread : others) thread.join();
   for (const auto& error : errors) {
