@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from cpudist.launchers.launcher import Launcher, OverMpi, Placement
@@ -15,10 +14,6 @@ class Flux(Launcher):
     placement_variables: ClassVar = {"rank": "FLUX_TASK_RANK", "size": "FLUX_JOB_SIZE"}
     rank_variable = "FLUX_TASK_RANK"
 
-    @classmethod
-    def detect(cls, variables: Mapping[str, str]) -> bool:
-        return "FLUX_TASK_RANK" in variables
-
     def placement(self) -> Placement:
         found = super().placement()
         if self.integer("FLUX_JOB_NNODES") > 1:
@@ -27,7 +22,3 @@ class Flux(Launcher):
 
     def rendezvous(self) -> OverMpi:
         return OverMpi()
-
-    @property
-    def run_ids(self) -> dict[str, bool]:
-        return super().run_ids | {f"flux-{self._variables.get('FLUX_JOB_ID', '')}": False}

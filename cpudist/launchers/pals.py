@@ -48,23 +48,20 @@ class Pals(MpiLauncher):
     def rendezvous(self) -> OverMpi:
         return OverMpi()
 
-    @property
-    def run_ids(self) -> dict[str, bool]:
-        return super().run_ids | {f"pals-{self._variables['PALS_APID']}": False}
-
     @classmethod
     def recognises(cls, version: str) -> bool:
         return re.match(r"mpiexec version \d", version) is not None
 
     @classmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        if options.hostfile is None or options.per_host is None:
+        most = max(options.slots, default=0)
+        if options.hostfile is None or any(slots != most for slots in options.slots[:-1]):
             raise UserError(
                 "PALS starts ranks on hosts of a file, as many on each: give --hostfile $PBS_NODEFILE and --ppn N"
             )
         words = [str(program), "--cpu-bind", "none", "--line-buffer", cls.hostfile_option, options.hostfile]
         words += ["--label"] if options.all_output else []
-        words += ["--env", f"PMI_SIZE={options.count}", "--ppn", str(options.per_host)]
+        words += ["--env", f"PMI_SIZE={options.count}", "--ppn", str(most)]
         return [*words, "-n", str(options.count), *options.program]
 
     @classmethod

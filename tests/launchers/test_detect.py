@@ -102,8 +102,6 @@ NESTED = {"TORCHELASTIC_ERROR_FILE": "/attempt_2/run_ab/attempt_1/0/error.json"}
         (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2, {"torchrun-2eb830bd": True}),
         (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, 0, {}),
         (POD | {"CPUDIST_RUN_ID": "uid"}, 0, {"uid": True}),
-        (PALS, 0, {"pals-a61d-4f0c": False}),
-        (FLUX, 0, {"flux-f2c7": False}),
     ],
 )
 def test_knows_how_often_the_run_was_restarted_and_its_names(

@@ -88,11 +88,10 @@ def requested_transport() -> str:
         UserError: it asks for oneCCL, and the module has none.
     """
     named = os.environ.get("CPUDIST_TRANSPORT", "")
-    if load().library_version():
-        return named
-    if named == "oneccl":
+    has_oneccl = bool(load().library_version())
+    if named == "oneccl" and not has_oneccl:
         raise UserError("CPUDIST_TRANSPORT=oneccl needs oneCCL; unset it, or pip install 'cpudist[build]'")
-    return named or "mpi"
+    return named or ("" if has_oneccl else "mpi")
 
 
 @cache
