@@ -27,7 +27,8 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
         for level, message, remedy in plugin.devices.findings(env):
             yield Finding(level, name, message, remedy)
     yield from _mpirun(env)
-    yield from started_by(env)
+    if (launcher := launchers.detect(env)).name != "single":
+        yield Finding("ok", "launcher", f"{launcher.name} started this process")
 
 
 def resolve(name: str) -> Finding:
@@ -66,12 +67,6 @@ def _ccl() -> Finding:
         return Finding("warning", "backend", f"{slow}, whose compiled module does not load: {reason}", remedy)
     carrier = "oneCCL" if built.name == MODULE else "MPI, as oneCCL is not installed"
     return Finding("ok", "backend", f"auto is ccl, between hosts over {carrier}; compiled: {built}")
-
-
-def started_by(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Report the launcher that started this process, if one did."""
-    if (launcher := launchers.detect(env)).name != "single":
-        yield Finding("ok", "launcher", f"{launcher.name} started this process")
 
 
 def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:

@@ -59,9 +59,8 @@ class Pals(MpiLauncher):
             raise UserError(
                 "PALS starts ranks on hosts of a file, as many on each: give --hostfile $PBS_NODEFILE and --ppn N"
             )
-        words = [str(program), "--cpu-bind", "none", "--line-buffer", cls.hostfile_option, options.hostfile]
-        words += ["--label"] if options.all_output else []
-        words += ["--env", f"PMI_SIZE={options.count}", "--ppn", str(most)]
+        words = [str(program), "--cpu-bind", "none", "--line-buffer", *["--label"] * options.all_output]
+        words += [cls.hostfile_option, options.hostfile, "--env", f"PMI_SIZE={options.count}", "--ppn", str(most)]
         return [*words, "-n", str(options.count), *options.program]
 
     @classmethod

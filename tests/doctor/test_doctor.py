@@ -137,14 +137,9 @@ def test_another_mpirun_first_on_path(tmp_path: Path) -> None:
     other = tmp_path / "mpirun"
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
-    found = levels(list(usable_backends.check(Files(tmp_path), {"PATH": str(tmp_path)})))
-    assert found["mpirun"] == "warning"
+    found = levels(list(usable_backends.check(Files(tmp_path), PALS | {"PATH": str(tmp_path)})))
+    assert (found["mpirun"], found["launcher"]) == ("warning", "ok")
     assert levels(usable_backends.check(Files(tmp_path), {"PATH": str(jobs.BIN)}))["mpirun"] == "ok"
-
-
-@pytest.mark.parametrize(("variables", "level"), [(PALS, "ok"), ({}, None)])
-def test_the_launcher_of_this_process(variables: dict[str, str], level: str | None) -> None:
-    assert levels(list(usable_backends.started_by(variables))).get("launcher") == level
 
 
 @pytest.mark.job

@@ -36,10 +36,9 @@ class CclBackend(ProcessGroupBackend):
 
     def unavailable(self) -> str | None:
         try:
-            _, on_mpi = chosen_transports({extension.requested_transport()})
             place = launchers.detect().placement()
             on_one_host = place.node_count == 1 or place.size in (1, place.local_size)
-            if on_mpi and not on_one_host:
+            if extension.requested_transport().startswith("mpi") and not on_one_host:
                 extension.start_mpi()
         except UserError as error:
             return str(error)

@@ -82,11 +82,7 @@ def start(chosen: str | None, hosts: int) -> None:
 
 
 def requested_transport() -> str:
-    """Return CPUDIST_TRANSPORT; where it is not set and the module has no oneCCL, "mpi".
-
-    Raises:
-        UserError: it asks for oneCCL, and the module has none.
-    """
+    """Return CPUDIST_TRANSPORT; where it is not set and the module has no oneCCL, "mpi"."""
     named = os.environ.get("CPUDIST_TRANSPORT", "")
     has_oneccl = bool(load().library_version())
     if named == "oneccl" and not has_oneccl:

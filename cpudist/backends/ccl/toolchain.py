@@ -76,19 +76,15 @@ def compile_command(
         for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
         if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
     ]
-    return [
+    without_oneccl = [
         *(*compiler.command, "-O2", "-o", str(output), str(source)),
         *pybind,
-        f"-isystem{python_include}",
-        *compiler.torch_options(source),
-        "-ltorch_python",
-        *(_oneccl_options(oneccl, libraries) if oneccl else ()),
+        *(f"-isystem{python_include}", *compiler.torch_options(source), "-ltorch_python"),
     ]
-
-
-def _oneccl_options(oneccl: Path, libraries: str | None) -> list[str]:
+    if oneccl is None:
+        return without_oneccl
     return [
-        *("-DCPUDIST_ONECCL", f"-isystem{oneccl / 'include'}", f"-L{oneccl / 'lib'}"),
+        *(*without_oneccl, "-DCPUDIST_ONECCL", f"-isystem{oneccl / 'include'}", f"-L{oneccl / 'lib'}"),
         *(str(oneccl / _STATIC_LIBRARY), "-l:libhwloc.so.15"),
         *(f"-Wl,-rpath,{libraries or oneccl / 'lib'}", "-Wl,--disable-new-dtags"),
     ]
