@@ -7,8 +7,7 @@ import pytest
 import schemas
 import yaml
 from manifests import FOLDER, KINDS, from_file, kustomized, mappings, pods
-
-from cpudist.launchers.mpis import MPIS
+from mpis import MPIS, named
 
 SETTINGS = {"name": "digits", "image": "team/cpudist:1", "replicas": "3", "ranks": "5", "cpus": "16", "memory": "32Gi"}
 # Volumes of the pod security standards' policy "restricted".
@@ -88,5 +87,5 @@ def test_each_setting_goes_everywhere(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_worker_of_an_mpijob_finds_the_ranks_of_each_mpi() -> None:
-    variables = "|".join(dict.fromkeys(mpi.rank_variable for mpi in MPIS))
+    variables = "|".join(dict.fromkeys(named(mpi).rank_variable for mpi in MPIS))
     assert f"'^({variables})='" in (FOLDER / "mpijob.yaml").read_text()

@@ -52,7 +52,7 @@ def test_command_lines_with_a_hostfile() -> None:
         "--mca btl_tcp_if_include eth1 --output tag -x CCL_LOG_LEVEL -x PATH -n 3 " + train
     )
     assert command(Pals, **options, slots=(2, 1)) == (
-        "/mpi/bin/mpirun --cpu-bind none --line-buffer --hostfile hosts --label --env PMI_SIZE=3 --ppn 2 -n 3 " + train
+        "/mpi/bin/mpirun --cpu-bind none --line-buffer --label --hostfile hosts --env PMI_SIZE=3 --ppn 2 -n 3 " + train
     )
     assert write([Host("h0", 2), Host("h1", 1)], Pals) == "h0\nh1\n"
     for wrong in ({"hostfile": None}, {"hostfile": "hosts", "slots": (1, 2)}):
