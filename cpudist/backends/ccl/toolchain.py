@@ -84,7 +84,7 @@ def compile_command(
     if oneccl is None:
         return without_oneccl
     return [
-        *(*without_oneccl, "-DCPUDIST_ONECCL", f"-isystem{oneccl / 'include'}", f"-L{oneccl / 'lib'}"),
+        *(*without_oneccl, "-DWITH_ONECCL", f"-isystem{oneccl / 'include'}", f"-L{oneccl / 'lib'}"),
         *(str(oneccl / _STATIC_LIBRARY), "-l:libhwloc.so.15"),
         *(f"-Wl,-rpath,{libraries or oneccl / 'lib'}", "-Wl,--disable-new-dtags"),
     ]

@@ -27,7 +27,7 @@
 #include "schedules.cpp"
 #include "transport_selection.cpp"
 #include "work.cpp"
-#ifdef CPUDIST_ONECCL
+#ifdef WITH_ONECCL
 #include "oneccl/communicator.cpp"
 #include "oneccl/intel_memory.cpp"
 #include "oneccl/transport.cpp"
