@@ -2,6 +2,7 @@
 # Build dist/cpudist-*.whl for each Python, with the ccl backend compiled for each torch, and dist/cpudist-*.tar.gz:
 #   scripts/wheels.sh [torch's version]...     the four of TORCHES by default
 #   PYTHONS="python3.11 python3.13" scripts/wheels.sh
+#   ONECCL=no scripts/wheels.sh     without oneCCL: a quarter of the size, and nothing of Intel's licence
 # The wheels run on manylinux_2_28, wherever they are built (scripts/manylinux). Checked here: two builds have the same
 # bytes, none is too large, auditwheel finds no newer symbol, and a two-rank job runs in an empty environment without a
 # compiler. scripts/old_roots.sh runs it in an old system. build/cpudist.cdx.json lists what that environment has, and what
@@ -12,7 +13,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly TORCHES=(2.8.0 2.13.0 2.14.1 2.15.0)
 readonly OLDEST=2.8.0 # for Python 3.11 alone, as in the tests
-readonly MOST_BYTES=$((40 << 20))
+readonly ONECCL=${ONECCL:-yes}
+if [ "$ONECCL" = no ]; then MOST_BYTES=$((5 << 20)) BUILD_EXTRA=mpi; else MOST_BYTES=$((40 << 20)) BUILD_EXTRA=build; fi
 PLATFORM=manylinux_2_28_$(uname -m)
 IFS=' ' read -ra pythons <<<"${PYTHONS:-python3.11 python3.12 python3.13 python3.14}"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -32,24 +34,28 @@ compile_modules() {
     if [ "$torch" = "$OLDEST" ]; then of=("${pythons[0]}"); fi
     say "torch $torch"
     "${pythons[0]}" -m venv "$scratch/torch"
-    timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/installed[build]"
+    timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/installed[$BUILD_EXTRA]"
     for build in one two; do
         PATH=$scratch/torch/bin:$PATH CXX=$scratch/toolchain/g++ PYTHONPATH=$scratch/$build/${tags[0]} timeout 7200 \
             python scripts/manylinux/compile_modules.py "$scratch/$build" "${of[@]}" &
     done
     wait -n
     wait -n
-    # oneCCL is linked statically, so its licence comes along, with those of what it contains.
-    cp "$scratch"/torch/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$scratch/LICENSE.oneCCL.txt"
-    cp "$scratch/torch/share/doc/ccl/licensing/third-party-programs.txt" "$scratch/LICENSE.oneCCL-third-party.txt"
-    "$scratch/torch/bin/pip" freeze | grep ^oneccl-cpu-devel= >"$scratch/linked.txt"
+    "$scratch/torch/bin/pip" freeze | { grep ^oneccl-cpu-devel= || true; } >"$scratch/linked.txt"
+    if [ "$ONECCL" != no ]; then
+        # oneCCL is linked statically, so its licence comes along, with those of what it contains.
+        cp "$scratch"/torch/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$scratch/LICENSE.oneCCL.txt"
+        cp "$scratch/torch/share/doc/ccl/licensing/third-party-programs.txt" "$scratch/LICENSE.oneCCL-third-party.txt"
+    fi
     rm -rf "$scratch/torch"
 }
 
 build_wheel() {
     local folder=$1 tag=$2
-    cp "$scratch"/LICENSE.oneCCL*.txt "$folder"
-    sed -i 's/^license = "Apache-2.0"/license = "Apache-2.0 AND LicenseRef-Intel-Simplified-Software-License"/' "$folder/pyproject.toml"
+    if [ "$ONECCL" != no ]; then
+        cp "$scratch"/LICENSE.oneCCL*.txt "$folder"
+        sed -i 's/^license = "Apache-2.0"/license = "Apache-2.0 AND LicenseRef-Intel-Simplified-Software-License"/' "$folder/pyproject.toml"
+    fi
     timeout 600 "$tools/bin/pip" wheel --quiet --no-deps -w "$folder/dist" "$folder"
     timeout 60 "$tools/bin/wheel" tags --remove --python-tag "$tag" --abi-tag "$tag" --platform-tag "$PLATFORM" "$folder"/dist/*.whl
 }
@@ -77,18 +83,25 @@ programs_without_compilers() {
     done
 }
 
+# Runs a job with the packages of one extra: [mpi] has none of oneCCL's libraries, so MPI carries its messages.
+try_extra() {
+    local extra=$1 wheel=$2 folder=$3
+    say "an empty environment, without a compiler: $(basename "$wheel")[$extra]"
+    timeout 1200 "$folder/venv/bin/pip" install --quiet "torch==$tried" "${wheel}[$extra]"
+    (cd "$folder" && env -i HOME="$folder/home" PATH="$folder/venv/bin:$folder/bin" \
+        timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py)
+    [ ! -e "$folder/home/.cache/cpudist" ] || die "the backend was compiled again"
+}
+
 try_wheel() {
     local wheel=$1 folder=$2
-    say "an empty environment, without a compiler: $(basename "$wheel")"
     "${pythons[0]}" -m venv "$folder/venv"
-    timeout 1200 "$folder/venv/bin/pip" install --quiet "torch==$tried" "${wheel}[ccl]"
     printf 'import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\nprint(dist.get_backend(), x)\n' \
         >"$folder/script.py"
     mkdir "$folder/home"
     programs_without_compilers "$folder/bin"
-    (cd "$folder" && env -i HOME="$folder/home" PATH="$folder/venv/bin:$folder/bin" \
-        timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py)
-    [ ! -e "$folder/home/.cache/cpudist" ] || die "the backend was compiled again"
+    try_extra mpi "$wheel" "$folder"
+    if [ "$ONECCL" != no ]; then try_extra ccl "$wheel" "$folder"; fi
 }
 
 need "a C++ compiler" g++ command -v g++
@@ -121,7 +134,9 @@ try_wheel "$scratch"/dist/*-"${tags[0]}"-*.whl "$scratch"
 for wheel in "$scratch"/dist/*.whl; do check_wheel "$wheel"; done
 
 mkdir -p build
-timeout 300 "$scratch/venv/bin/pip" install --quiet --no-deps -r "$scratch/linked.txt"
+if [ -s "$scratch/linked.txt" ]; then
+    timeout 300 "$scratch/venv/bin/pip" install --quiet --no-deps -r "$scratch/linked.txt"
+fi
 timeout 120 "$tools/bin/cyclonedx-py" environment --output-reproducible --output-file build/cpudist.cdx.json "$scratch/venv/bin/python"
 
 export_sources "$scratch/source"

@@ -1,5 +1,6 @@
 """What `pip install cpudist` and its extras bring, and jobs in an environment that has nothing else."""
 
+import json
 import os
 import sys
 import sysconfig
@@ -35,11 +36,11 @@ def test_compiling_needs_nothing_for_gpus() -> None:
     assert needed.keys() - _needed(_BASE).keys() == {"oneccl-cpu-devel", "oneccl-cpu", "impi-rt", "tcmlib"}
 
 
-def _make_environment(folder: Path) -> None:
-    """Make an environment of links to this one's packages: those of cpudist[build] and no other."""
+def _make_environment(folder: Path, extra: list[str]) -> None:
+    """Make an environment of links to this one's packages: those of cpudist with an extra and no other."""
     venv.create(folder, with_pip=False)
     installed = next(iter(distributions(name="cpudist", path=[str(_SITE)])))  # not the checkout's egg-info
-    for package in (installed, *_needed(_BASE + _EXTRAS["build"]).values()):
+    for package in (installed, *_needed(_BASE + extra).values()):
         for file in package.files or []:
             source = Path(os.path.normpath(str(package.locate_file(file))))
             if source.is_relative_to(_SITE):  # a folder of the package as a whole
@@ -59,7 +60,7 @@ def _make_environment(folder: Path) -> None:
 @pytest.mark.job
 def test_a_plain_script_runs_without_hugging_face(tmp_path: Path) -> None:
     folder = tmp_path / "env"
-    _make_environment(folder)
+    _make_environment(folder, _EXTRAS["build"])
     path = {"PATH": f"{folder}/bin:{jobs.environment()['PATH']}"}
     absent = ("transformers", "accelerate", "datasets", "cloudpickle")
     ask = f"import cpudist, importlib.util; assert not any(map(importlib.util.find_spec, {absent}))\n"
@@ -72,3 +73,18 @@ def test_a_plain_script_runs_without_hugging_face(tmp_path: Path) -> None:
     result = jobs.run([str(folder / "bin" / "cpudist"), "bench", "hosts"], timeout=120, env=path)
     assert (result.returncode, result.stdout) == (2, ""), result.output
     assert "needs transformers; install it with: pip install 'cpudist[hf]'" in result.stderr
+
+
+@pytest.mark.job
+@pytest.mark.long
+def test_ranks_train_over_mpi_without_oneccl(tmp_path: Path) -> None:
+    """The extra mpi brings MPICH; here it is Intel MPI, which has the same ABI."""
+    folder, record = tmp_path / "env", tmp_path / "record.json"
+    _make_environment(folder, ["impi-rt"])
+    path = {"PATH": f"{folder}/bin:{jobs.environment()['PATH']}", "CPUDIST_TRANSPORT": "mpi-alone"}
+    program = Path(__file__).parents[1] / "examples" / "one_program.py"
+    train = ["cpudist-train", "--backend", "ccl", "--record", str(record), str(program), str(tmp_path / "out")]
+    jobs.completed([str(folder / "bin" / "mpirun"), "-n", "2", *train], timeout=300, env=path)
+    found = json.loads(record.read_text())
+    assert found["transport"] == "mpi"
+    assert "not installed" in found["details"]["oneccl"]

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cpudist import backends
-from cpudist.backends.ccl.compilation import find_built
+from cpudist import backends, launchers
+from cpudist.backends.ccl.compilation import MODULE, find_built
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
 from cpudist.errors import Finding, UserError
@@ -20,13 +20,15 @@ from cpudist.topology.kernel_files import Files
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the name of this host, all backends, and the mpirun that would start ranks."""
+    """Check the name of this host, all backends, the mpirun that would start ranks, and this process's launcher."""
     yield resolve(socket.gethostname())
     yield _ccl()
     for name, plugin in backends.plugins().items():
         for level, message, remedy in plugin.devices.findings(env):
             yield Finding(level, name, message, remedy)
     yield from _mpirun(env)
+    if (launcher := launchers.detect(env)).name != "single":
+        yield Finding("ok", "launcher", f"{launcher.name} started this process")
 
 
 def resolve(name: str) -> Finding:
@@ -63,7 +65,8 @@ def _ccl() -> Finding:
     if reason := load().ccl_error:
         remedy = f"rm -r {built.parent} and run cpudist build"
         return Finding("warning", "backend", f"{slow}, whose compiled module does not load: {reason}", remedy)
-    return Finding("ok", "backend", f"auto is ccl; compiled: {built}")
+    carrier = "oneCCL" if built.name == MODULE else "MPI, as oneCCL is not installed"
+    return Finding("ok", "backend", f"auto is ccl, between hosts over {carrier}; compiled: {built}")
 
 
 def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:

@@ -16,7 +16,9 @@ host where the file is empty, and Open MPI misreads ``10.0.0.4:4``.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +39,10 @@ _FORMS = "write one host a line, as node0, node0:4, node0 slots=4 or [fd00::6]:4
 def read(path: str | Path) -> list[Host]:
     """Return the hosts of a file, as `parse` does; a file that cannot be read is a `UserError`, too."""
     try:
-        return parse(Path(path).read_text("utf-8-sig"), str(path))
+        text = Path(path).read_text("utf-8-sig")
+        if str(path) == os.environ.get("PBS_NODEFILE"):  # PBS names a host once for each of its mpiprocs
+            text = "".join(f"{host} slots={n}\n" if n > 1 else f"{host}\n" for host, n in Counter(text.split()).items())
+        return parse(text, str(path))
     except OSError as error:
         raise UserError(
             f"cannot read the hostfile {path}: {error.strerror}; give the path of a file with one host a line"

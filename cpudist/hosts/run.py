@@ -108,8 +108,9 @@ def _mpirun_options(
     words = [str(program), *interface, *([] if long_arguments.VARIABLE in variables else options.arguments)]
     own = addresses(options.interface) if options.interface else resolved(socket.gethostname())
     only_ipv6 = file is not None and bool(own) and all(":" in address for address in own)
+    slots = [host.slots or 0 for host in placed]
     return MpirunOptions(
-        number_of_ranks(placed), words, file, tuple(variables), options.interface, options.all_output, only_ipv6
+        sum(slots), words, file, slots, tuple(variables), options.interface, options.all_output, only_ipv6
     )
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from cpudist.launchers.env import Env
+from cpudist.launchers.flux import Flux
 from cpudist.launchers.launcher import Alone, AtAddress, InStore, Launcher, OverMpi, Placement, RendezvousMethod
 from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.notebook import Notebook
@@ -34,10 +35,11 @@ __all__ = [
 # Launchers can be nested and variables are inherited, so the innermost launcher comes first:
 # - torchrun runs inside all others: mpirun, srun or a pod may start one torchrun per node.
 # - A pod of a PyTorchJob may run mpirun, which numbers the ranks of that pod only; PyTorchJobPod makes this an error.
-# - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step.
+# - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step. So do
+#   the tasks of a Flux instance that srun has started.
 # - A notebook's ranks have no variables of other launchers. A process that has both was started by one of the ranks.
 # - RANK and WORLD_SIZE from a script under mpirun or srun add nothing to the launcher's own variables.
-LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJobPod, *MPIS, Slurm, Notebook, Env, Single)
+LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJobPod, *MPIS, Flux, Slurm, Notebook, Env, Single)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Launcher:

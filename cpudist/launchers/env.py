@@ -32,12 +32,8 @@ class Env(Launcher):
         return super().placement()
 
     def rendezvous(self) -> AtAddress:
-        host, port = self._variables.get("MASTER_ADDR", ""), self.master_port
-        if not host:
-            raise UserError("MASTER_ADDR is not set; start the job with torchrun, or set it to rank 0's host")
-        if port is None:
-            raise UserError("MASTER_PORT is not set; set it to a free port of rank 0's host")
-        return AtAddress(host, port, token=self.token)
+        self._require_all()
+        return AtAddress(self._variables["MASTER_ADDR"], self.master_port or 0, token=self.token)
 
     def _require_all(self) -> None:
         missing = [name for name in _REQUIRED if not self._variables.get(name)]

@@ -9,6 +9,9 @@ from typing import ClassVar
 
 from cpudist.errors import UserError
 
+# Ids of Slurm's steps from here on are special (the batch script, an interactive shell), not steps of srun.
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -103,9 +106,9 @@ class Launcher(ABC):
         self._variables = dict(variables)
 
     @classmethod
-    @abstractmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
         """Return whether these are the variables of a process that this launcher started."""
+        return cls.rank_variable in variables
 
     def placement(self) -> Placement:
         """Return the place of this process among the ranks; `UserError` where variables are missing or contradict."""
@@ -131,7 +134,7 @@ class Launcher(ABC):
     def run_ids(self) -> dict[str, bool]:
         """Unique names of this run, and for each whether an earlier attempt of this run may have had it."""
         named = self._variables.get("CPUDIST_RUN_ID")
-        return {named: True} if named else {}
+        return step_id(self._variables) | ({named: True} if named else {})
 
     @property
     def requested_nodes(self) -> int | None:
@@ -190,6 +193,14 @@ class Launcher(ABC):
             raise UserError(
                 f"{name}={text!r} is not a whole number, as {self.name} sets it: remove it from the job's scripts"
             ) from None
+
+
+def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
+    """Return this Slurm step's name as in `Launcher.run_ids`; empty outside of steps. A requeued job keeps its ids."""
+    job, step = variables.get("SLURM_JOB_ID", ""), variables.get("SLURM_STEP_ID", "")
+    if not (job and step.isdigit() and int(step) < FIRST_SPECIAL_STEP):
+        return {}
+    return {f"slurm-{job}.{step}": variables.get("SLURM_RESTART_COUNT", "0") != "0"}
 
 
 def token_in(variables: Mapping[str, str]) -> str:

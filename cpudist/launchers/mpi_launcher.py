@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from cpudist.launchers.launcher import Launcher
-from cpudist.launchers.slurm import step_id
 from cpudist.lost_ranks import LostRank
 
 
@@ -35,6 +34,7 @@ class MpirunOptions:
 
     Attributes:
         hostfile: a file in the MPI's own form; None: all ranks run on this host.
+        slots: the number of ranks on each host of the file.
         variables: names of the job's environment variables.
         interface: the network interface to use; None: the launcher chooses.
         all_output: whether each line of output is marked with its rank.
@@ -44,6 +44,7 @@ class MpirunOptions:
     count: int
     program: Sequence[str]
     hostfile: str | None = None
+    slots: Sequence[int] = ()
     variables: Sequence[str] = ()
     interface: str | None = None
     all_output: bool = False
@@ -76,10 +77,6 @@ class MpiLauncher(Launcher):
     daemons: ClassVar[tuple[str, ...]]
     killed: ClassVar[re.Pattern[str]]
     banner: ClassVar[re.Pattern[bytes] | None] = None
-
-    @property
-    def run_ids(self) -> dict[str, bool]:
-        return super().run_ids | step_id(self._variables)
 
     @classmethod
     @abstractmethod

@@ -45,9 +45,10 @@ class Mpich(MpiLauncher):
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
-        # `srun --mpi=pmi2` sets PMI_RANK too, but no local rank. Hydra in a Slurm allocation starts its proxies with
-        # srun, so its ranks have a Slurm step's variables: only MPI_LOCALRANKID distinguishes the two.
-        return "PMI_RANK" in variables and ("MPI_LOCALRANKID" in variables or "SLURM_STEP_ID" not in variables)
+        # `srun --mpi=pmi2`, Flux and PALS set PMI_RANK too, but no local rank. Hydra in a Slurm allocation starts its
+        # proxies with srun, so its ranks have a Slurm step's variables: only MPI_LOCALRANKID distinguishes the two.
+        others = {"SLURM_STEP_ID", "FLUX_TASK_RANK", "PALS_RANKID"}
+        return "PMI_RANK" in variables and ("MPI_LOCALRANKID" in variables or not others & variables.keys())
 
     def rendezvous(self) -> OverMpi:
         self._check_launcher()

@@ -13,9 +13,10 @@ from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import MpiLauncher, Mpirun
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.openmpi import OpenMpi
+from cpudist.launchers.pals import Pals
 
 # Intel MPI comes first, because its ranks have all of MPICH's variables and more.
-MPIS: tuple[type[MpiLauncher], ...] = (IntelMpi, Mpich, OpenMpi)
+MPIS: tuple[type[MpiLauncher], ...] = (IntelMpi, Mpich, OpenMpi, Pals)
 MPI_BY_OPTION = {mpi.option: mpi for mpi in MPIS}
 
 _PROGRAMS = tuple(dict.fromkeys(program for mpi in MPIS for program in mpi.programs))

@@ -10,8 +10,8 @@ from cpudist.launchers.torchrun import Torchrun
 JOB = "CPUDIST_NOTEBOOK"  # names the job and the attempt of this rank
 
 # Variables that other launchers may have set for the notebook's process. The ranks must not inherit them; otherwise
-# they would be taken for ranks of other launchers: Hydra, PMIx, Open MPI, torchrun, Kubeflow, a Slurm step.
-_OTHERS = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "MPI_LOCAL", "I_MPI_HYDRA_", "OMPI_COMM_", "TORCHELASTIC_", "PET_")
+# they would be taken for ranks of other launchers: Hydra, PMIx, Open MPI, PALS, Flux, torchrun, Kubeflow, a Slurm step.
+_OTHERS = ("PMI", "HYD", "MPI_LOCAL", "I_MPI_HYDRA_", "OMPI_COMM_", "PALS_", "FLUX_TASK_", "TORCHELASTIC_", "PET_")
 _STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURM_STEPID")
 
 

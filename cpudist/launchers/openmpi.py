@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,10 +45,6 @@ class OpenMpi(MpiLauncher):
     killed: ClassVar = re.compile(
         r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal (?P<signal>\d+)"
     )
-
-    @classmethod
-    def detect(cls, variables: Mapping[str, str]) -> bool:
-        return "OMPI_COMM_WORLD_RANK" in variables
 
     def rendezvous(self) -> OverMpi:
         # By default mpi4py loads the environment's libmpi.so. With Intel MPI's, each rank would be a job of one rank.

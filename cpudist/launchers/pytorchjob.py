@@ -35,16 +35,12 @@ class PyTorchJobPod(Env):
                 "mpirun runs in a pod of this PyTorchJob, whose RANK is that of the pod: start the processes in the pod"
                 " with torchrun, or make the job an MPIJob"
             )
-        processes = self._processes_per_pod()
-        if processes is not None and processes > 1:
+        # With "auto", "cpu" and the like WORLD_SIZE is the number of pods.
+        processes = self._variables.get("PET_NPROC_PER_NODE", "")
+        if processes.isdigit() and int(processes) > 1:
             raise UserError(
                 f"this PyTorchJob has nprocPerNode {processes}, and its RANK is that of a pod: start the processes"
                 " in the pod with torchrun, or set nprocPerNode to 1"
             )
         rank, size = self.integer("RANK"), self.integer("WORLD_SIZE")
         return Placement(rank, size, local_rank=0, local_size=1, node_rank=rank, node_count=size)
-
-    def _processes_per_pod(self) -> int | None:
-        """Return nprocPerNode; None for "auto", "cpu" and the like, with which WORLD_SIZE is the number of pods."""
-        text = self._variables.get("PET_NPROC_PER_NODE", "")
-        return int(text) if text.isdigit() else None

@@ -7,11 +7,8 @@ import re
 from collections.abc import Mapping
 
 from cpudist.errors import UserError
-from cpudist.launchers.launcher import AtAddress, Launcher, OverMpi, Placement
+from cpudist.launchers.launcher import FIRST_SPECIAL_STEP, AtAddress, Launcher, OverMpi, Placement
 from cpudist.private import secret
-
-# Step ids from here on are special (the batch script, an interactive shell), not steps of srun.
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 # Slurm's compressed notations: host lists (`n[01-03,7],gpu-a`) and counts per node (`2(x3),1`).
 _FIRST_HOST = re.compile(r"(?:[^,\[\]]|\[\d[\d,-]*\])+")
@@ -32,7 +29,7 @@ class Slurm(Launcher):
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
         step = variables.get("SLURM_STEP_ID", "")
-        return "SLURM_PROCID" in variables and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
+        return "SLURM_PROCID" in variables and step.isdigit() and int(step) < FIRST_SPECIAL_STEP
 
     def placement(self) -> Placement:
         node_rank = self.integer("SLURM_NODEID")
@@ -69,10 +66,6 @@ class Slurm(Launcher):
     def restarts(self) -> int:
         return super().restarts + (self.optional_integer("SLURM_RESTART_COUNT") or 0)
 
-    @property
-    def run_ids(self) -> dict[str, bool]:
-        return super().run_ids | step_id(self._variables)
-
     def _first_host(self) -> str:
         if len(self._tasks_per_node()) == 1:
             return "127.0.0.1"  # this works even if this node's Slurm name cannot be resolved
@@ -93,14 +86,6 @@ def tasks_without_step(variables: Mapping[str, str]) -> int:
     """Return the number of tasks that a batch script or a shell of salloc has requested; 0 elsewhere or if unknown."""
     tasks = variables.get("SLURM_NTASKS", "")
     return int(tasks) if "SLURM_JOB_ID" in variables and tasks.isdigit() and not Slurm.detect(variables) else 0
-
-
-def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
-    """Return this job step's name as in `Launcher.run_ids`; empty outside of steps. A requeued job keeps its ids."""
-    job, step = variables.get("SLURM_JOB_ID", ""), variables.get("SLURM_STEP_ID", "")
-    if not (job and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP):
-        return {}
-    return {f"slurm-{job}.{step}": variables.get("SLURM_RESTART_COUNT", "0") != "0"}
 
 
 def _first_of(hosts: str) -> str:

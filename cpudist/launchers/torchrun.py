@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from cpudist.launchers.env import Env
 from cpudist.launchers.launcher import AtAddress, Launcher
-from cpudist.launchers.slurm import step_id
 from cpudist.topology.identity import resolved
 
 
@@ -48,7 +47,7 @@ class Torchrun(Env):
 
     @property
     def run_ids(self) -> dict[str, bool]:
-        return super().run_ids | step_id(self._variables) | self._agent_id()
+        return super().run_ids | self._agent_id()
 
     def _agent_id(self) -> dict[str, bool]:
         # Users reuse an --rdzv-id (default "none"), but the name of the agent's log folder is unique. When a node

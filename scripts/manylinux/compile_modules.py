@@ -21,24 +21,29 @@ ASK = 'import sys, sysconfig; print("cp%d%d" % sys.version_info[:2], sysconfig.g
 
 
 def main(folder: Path, pythons: list[str]) -> None:
-    """Compile a module for each Python, which finds its libraries relative to its own place in an environment."""
+    """Compile the modules for each Python: without oneCCL, and where it is installed, with it.
+
+    The latter finds its libraries relative to its own place in an environment.
+    """
     beside = f"$ORIGIN/{compilation.LIBRARIES}"
-    # MPICH's package has its libfabric in a folder of its own.
-    module = compilation.module(toolchain.find_oneccl(), f"{beside}:{beside}/mpich")
+    modules = [compilation.module(None)]
+    if oneccl := toolchain.find_oneccl():
+        # MPICH's package has its libfabric in a folder of its own.
+        modules.append(compilation.module(oneccl, f"{beside}:{beside}/mpich"))
     torch = compilation.prebuilt_for().rpartition("-")[0]
     for python in pythons:
         answer = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
         tag, os.environ["PYTHON_HEADERS"] = answer.stdout.split()
         package = folder / tag / "cpudist"
-        target = package / "backends/ccl/prebuilt" / f"{torch}-{tag}" / compilation.MODULE
-        compile_to(module, target)
+        for module in modules:
+            compile_to(module, package / "backends/ccl/prebuilt" / f"{torch}-{tag}" / module.file)
         kernel = package / "optimization/prebuilt" / torch / dropout.FILE
         compile_to(dropout.library(), kernel)
 
 
 def compile_to(library: compiler.Library, target: Path) -> None:
     """Compile into a cache of its own: the name of its folder does not depend on $PYTHON_HEADERS."""
-    target.parent.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:
         shutil.copy(compiler.ensure(library, Path(cache)), target)
     print(target)

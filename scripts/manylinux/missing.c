@@ -9,8 +9,13 @@
 char __libc_single_threaded = 0;
 
 // glibc 2.33. Before, <sys/stat.h> had it inline, with this call.
+#ifdef __x86_64__
+enum { kStatVersion = 1 };
+#else
+enum { kStatVersion = 0 };
+#endif
 extern int __fxstat(int version, int descriptor, struct stat* status);
-int fstat(int descriptor, struct stat* status) { return __fxstat(1, descriptor, status); }
+int fstat(int descriptor, struct stat* status) { return __fxstat(kStatVersion, descriptor, status); }
 
 // glibc 2.30, for std::condition_variable with a limit on the steady clock. Where it is missing, as libstdc++ does there:
 // the same span on the wall clock. The caller looks at the steady clock again.

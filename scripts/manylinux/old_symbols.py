@@ -4,11 +4,13 @@ glibc and libstdc++ keep the old versions of a symbol, but a linker takes the ne
 `dlopen` ask for glibc 2.34, `pthread_getaffinity_np` for 2.32, `log2` for 2.29, `std::condition_variable::wait` for the
 libstdc++ of GCC 12. The folder gets libraries to link to, which have each symbol of this machine's in one version, the
 newest that manylinux_2_28 has. Where all are newer (`fstat`, `pthread_cond_clockwait`), the files missing.* have the
-function, or auditwheel names it. $PYTHON_HEADERS come before the headers of the Python that calls the compiler.
+function, or auditwheel names it. $PYTHON_HEADERS come before the headers of the Python that calls the compiler. With
+CROSS=aarch64-linux-gnu- the compiler is that for aarch64.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -17,9 +19,10 @@ from pathlib import Path
 # The newest of manylinux_2_28, as auditwheel has them.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
 LIBRARIES = {"libc.so.6": "libc.so.6", "libm.so.6": "libm.so", "libstdc++.so.6": "libstdc++.so"}
+CROSS = os.environ.get("CROSS", "")
 # Until glibc 2.34 threads and dlopen were in libraries of their own.
 COMPILER = """#!/bin/sh
-exec g++ ${{PYTHON_HEADERS:+-isystem"$PYTHON_HEADERS"}} "$@" -L{folder} -lmissing \\
+exec {cross}g++ ${{PYTHON_HEADERS:+-isystem"$PYTHON_HEADERS"}} "$@" -L{folder} -lmissing \\
     -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 -Wl,--as-needed
 """
 
@@ -64,12 +67,12 @@ def write_stub(library: Path, soname: str, output: Path) -> None:
 
 def compile_c(*arguments: str | Path) -> None:
     """Call gcc."""
-    subprocess.run(["gcc", *arguments], check=True)
+    subprocess.run([f"{CROSS}gcc", *arguments], check=True)
 
 
 def path_of(library: str) -> Path:
     """Return the path of a library of this machine."""
-    found = subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True, check=True)
+    found = subprocess.run([f"{CROSS}g++", f"-print-file-name={library}"], capture_output=True, text=True, check=True)
     return Path(found.stdout.strip()).resolve()
 
 
@@ -78,7 +81,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     for library, file in LIBRARIES.items():
         write_stub(path_of(library), library, folder / file)
-    others = f"{path_of('libc_nonshared.a')} AS_NEEDED ( {path_of('ld-linux-x86-64.so.2')} )"
+    loader = path_of("ld-linux-aarch64.so.1" if CROSS else "ld-linux-x86-64.so.2")
+    others = f"{path_of('libc_nonshared.a')} AS_NEEDED ( {loader} )"
     folder.joinpath("libc.so").write_text(f"GROUP ( {folder / 'libc.so.6'} {others} )\n")
     missing = sorted(Path(__file__).parent.glob("missing.c*"))
     objects = [folder / f"{source.name}.o" for source in missing]
@@ -87,7 +91,7 @@ def main(folder: Path) -> None:
         compile_c(*language, "-O2", "-fPIC", "-fvisibility=hidden", "-c", source, "-o", output)
     subprocess.run(["ar", "rcD", folder / "libmissing.a", *objects], check=True)
     compiler = folder / "g++"
-    compiler.write_text(COMPILER.format(folder=folder))
+    compiler.write_text(COMPILER.format(folder=folder, cross=CROSS))
     compiler.chmod(0o755)
 
 

@@ -122,25 +122,42 @@ def test_ranks_agree_on_the_transport_that_the_user_has_set() -> None:
             ccl_group.chosen_transports(values)
 
 
-def test_no_oneccl_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_is_compiled_without_oneccl_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise toolchain.PackageNotFoundError(name)
 
-    toolchain.find_oneccl.cache_clear()
     monkeypatch.setattr(toolchain, "distribution", missing)
-    with pytest.raises(UserError, match=r"pip install 'cpudist\[build\]'"):
-        toolchain.find_oneccl()
+    toolchain.find_oneccl.cache_clear()
+    assert toolchain.find_oneccl() is None
+    toolchain.find_oneccl.cache_clear()
+    module = compilation.module(None)
+    compiler = compiling.Compiler(("g++",), "g++")
+    assert module.file == compilation.MODULE_WITHOUT_ONECCL
+    assert not [word for word in module.command(compiler, Path("x.so")) if "ccl" in word.lower() and "csrc" not in word]
 
 
-def test_the_module_of_a_wheel_needs_no_oneccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compilation, "find_oneccl", None)
-    monkeypatch.setattr(compilation, "find_libraries", lambda: tmp_path / "lib")
+@pytest.mark.parametrize(
+    ("files", "oneccl_libraries", "found"),
+    [
+        ((compilation.MODULE, compilation.MODULE_WITHOUT_ONECCL), True, compilation.MODULE),
+        ((compilation.MODULE, compilation.MODULE_WITHOUT_ONECCL), False, compilation.MODULE_WITHOUT_ONECCL),
+        ((compilation.MODULE,), False, None),
+    ],
+)
+def test_a_wheels_module_with_oneccl_serves_where_its_libraries_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: tuple[str, ...], oneccl_libraries: bool, found: str | None
+) -> None:
+    monkeypatch.setattr(compilation, "find_oneccl", lambda: None)
+    monkeypatch.setattr(compilation, "find_libraries", lambda: tmp_path / "lib" if oneccl_libraries else None)
     prebuilt = tmp_path / "lib/python3.11/site-packages/cpudist/backends/ccl/prebuilt"
     monkeypatch.setattr(compilation, "PREBUILT", prebuilt)
-    module = prebuilt / compilation.prebuilt_for() / compilation.MODULE
-    module.parent.mkdir(parents=True)
-    module.touch()
-    assert compilation.find_built() == compilation.ensure_built() == module
+    folder = prebuilt / compilation.prebuilt_for()
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).touch()
+    assert compilation.prebuilt() == (folder / found if found else None)
+    if found:
+        assert compilation.find_built() == compilation.ensure_built() == folder / found
 
 
 def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

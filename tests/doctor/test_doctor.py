@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from launcher_variables import PALS
 
 from cpudist.cli import doctor as command
 from cpudist.doctor import libraries, memory, processor, usable_backends, versions
@@ -136,8 +137,8 @@ def test_another_mpirun_first_on_path(tmp_path: Path) -> None:
     other = tmp_path / "mpirun"
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
-    found = levels(list(usable_backends.check(Files(tmp_path), {"PATH": str(tmp_path)})))
-    assert found["mpirun"] == "warning"
+    found = levels(list(usable_backends.check(Files(tmp_path), PALS | {"PATH": str(tmp_path)})))
+    assert (found["mpirun"], found["launcher"]) == ("warning", "ok")
     assert levels(usable_backends.check(Files(tmp_path), {"PATH": str(jobs.BIN)}))["mpirun"] == "ok"
 
 

@@ -1,4 +1,4 @@
-"""The variables that launchers really set for rank 1 (Slurm's and Kubeflow's: from documents)."""
+"""The variables that launchers really set for rank 1 (Slurm's, Kubeflow's, PALS's and Flux's: from documents)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ OPEN_MPI = _parsed(
 STEP = _parsed(
     "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NODEID=0 SLURM_NTASKS=4 "
     "SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=2(x2)"
+)
+PALS = _parsed(
+    "PALS_RANKID=1 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2 PALS_NODEID=0 PALS_DEPTH=1 PALS_APID=a61d-4f0c "
+    "PALS_SPOOL_DIR=/var/run/palsd/a61d-4f0c PMIX_RANK=1"
+)
+# Flux sets PALS_RANKID and others for Cray's MPI.
+FLUX = _parsed(
+    "FLUX_TASK_RANK=1 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_SIZE=4 FLUX_JOB_NNODES=2 FLUX_JOB_ID=f2c7 PMI_RANK=1 PMI_SIZE=4 "
+    "PMI_FD=12 PALS_RANKID=1 PALS_NODEID=0 PALS_APID=91"
 )
 BATCH_SCRIPT = _parsed("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4")
 TORCHRUN = _parsed(

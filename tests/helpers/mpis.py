@@ -12,13 +12,13 @@ from bed import Bed
 from cpudist.launchers.mpi_launcher import MpiLauncher
 from cpudist.launchers.mpis import MPI_BY_OPTION
 
-MPIS = tuple(MPI_BY_OPTION)
 # Open MPI refuses to start as root, and passes no variables on, unless it is told to.
 _PROGRAMS = {
     "intel": [str(Path(sys.executable).with_name("mpirun"))],
     "mpich": ["mpirun.mpich"],
     "openmpi": ["mpirun.openmpi", "--allow-run-as-root"],
 }
+MPIS = tuple(_PROGRAMS)
 _PASSED_ON = ("PATH", "PYTHONPATH", "CPUDIST_CACHE", "MPI4PY_LIBMPI")
 
 

@@ -18,6 +18,7 @@ from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.openmpi import OpenMpi
+from cpudist.launchers.pals import Pals
 
 EXAMPLE = """\
 # the machines of rack 1
@@ -46,6 +47,14 @@ def test_every_form() -> None:
         Host("FD00::7"),
         Host("fe80::1%eth0"),
     ]
+
+
+@pytest.mark.parametrize(("text", "slots"), [("x1\nx2\n", None), ("x1\nx1\nx2\nx2\n", 2)])
+def test_pbs_repeats_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, slots: int | None) -> None:
+    file = tmp_path / "nodes"
+    file.write_text(text)
+    monkeypatch.setenv("PBS_NODEFILE", str(file))
+    assert read(file) == [Host("x1", slots), Host("x2", slots)]
 
 
 @pytest.mark.parametrize("name", ["two-nodes", "two-nodes.openmpi"])
@@ -135,12 +144,14 @@ def test_however_it_is_spelled(hosts: list[Host], data: st.DataObject) -> None:
 
 @given(hosts_with_slots, st.sampled_from(MPIS))
 def test_what_is_written_is_read_back(hosts: list[Host], mpi: type[MpiLauncher]) -> None:
-    """In the form of MPICH and Open MPI; Intel MPI's has a line for each rank."""
+    """In the form of MPICH and Open MPI; Intel MPI's has a line for each rank, and that of PALS has no slots."""
     hosts = [host for host in hosts if mpi is IntelMpi or ":" not in host.name]
     assume(hosts)
     text = write(hosts, mpi)
     if mpi is IntelMpi:
         assert text.splitlines() == [host.name for host in hosts for _ in range(host.slots)]
+    elif mpi is Pals:
+        assert text.splitlines() == [host.name for host in hosts]
     else:
         assert parse(text) == hosts
 
@@ -182,7 +193,7 @@ def test_spread_fills_in_order_or_refuses(hosts: list[Host], ranks: int | None, 
 @pytest.mark.parametrize(
     ("mpi", "text"),
     [
-        *((mpi.option, "{h0}:2\n{h1_ipv4} slots=4\n") for mpi in MPIS),
+        *((mpi, "{h0}:2\n{h1_ipv4} slots=4\n") for mpi in ("intel", "mpich", "openmpi")),
         ("intel", "[{h0_ipv6}]:2\n{h1_ipv6} slots=4\n"),  # the others refuse IPv6
     ],
 )

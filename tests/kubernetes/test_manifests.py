@@ -7,8 +7,7 @@ import pytest
 import schemas
 import yaml
 from manifests import FOLDER, KINDS, from_file, kustomized, mappings, pods
-
-from cpudist.launchers.mpis import MPIS
+from mpis import MPIS, named
 
 SETTINGS = {"name": "digits", "image": "team/cpudist:1", "replicas": "3", "ranks": "5", "cpus": "16", "memory": "32Gi"}
 # Volumes of the pod security standards' policy "restricted".
@@ -64,6 +63,17 @@ def test_manifests_are_valid_restricted_and_guaranteed(kind: str, elastic: bool,
         assert documents == from_file(kind)
 
 
+def test_a_trainjob_that_launch_starts() -> None:
+    documents = from_file("trainjob_mpi")
+    for document in documents:
+        schemas.check(document)
+    for pod in pods(documents):
+        check_pod(pod)
+    launcher, node = (pod["spec"]["containers"][0] for pod in pods(documents))
+    assert launcher["command"][:2] == ["cpudist", "launch"]
+    assert node["command"][0] == "/usr/sbin/sshd"
+
+
 def test_the_pod_that_copies_files_out() -> None:
     check_pod(yaml.safe_load((FOLDER / "reader.yaml").read_text()))
 
@@ -88,5 +98,5 @@ def test_each_setting_goes_everywhere(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_worker_of_an_mpijob_finds_the_ranks_of_each_mpi() -> None:
-    variables = "|".join(dict.fromkeys(mpi.rank_variable for mpi in MPIS))
+    variables = "|".join(dict.fromkeys(named(mpi).rank_variable for mpi in MPIS))
     assert f"'^({variables})='" in (FOLDER / "mpijob.yaml").read_text()

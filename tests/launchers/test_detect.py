@@ -7,11 +7,13 @@ import pytest
 from launcher_variables import (
     BATCH_SCRIPT,
     BY_HAND,
+    FLUX,
     HYDRA,
     INTEL,
     INTEL_SCRIPT_MPICH_HYDRA,
     ONE_IN_A_POD,
     OPEN_MPI,
+    PALS,
     POD,
     STEP,
     TORCHRUN,
@@ -37,6 +39,13 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
             1,
         ),
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
+        (PALS | {"PMI_SIZE": "4"}, "pals", OverMpi(), 1),
+        (PALS | {"PMI_SIZE": "4", "PMI_RANK": "1"}, "pals", OverMpi(), 1),
+        (PALS | HYDRA, "mpich", OverMpi(), 1),
+        (FLUX, "flux", OverMpi(), 1),
+        (STEP | FLUX, "flux", OverMpi(), 1),  # an instance of Flux that srun has started
+        (FLUX | HYDRA, "mpich", OverMpi(), 1),
+        (STEP | {"SLURM_STEP_NODELIST": "n1", "PMI_RANK": "1", "PALS_RANKID": "1"}, "slurm", OverMpi(), 1),
         (BATCH_SCRIPT, "single", Alone(), 0),
         (TORCHRUN | {"CPUDIST_TOKEN": "known"}, "torchrun", AtAddress("localhost", 42805, token="known"), 1),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", AtAddress("localhost", 42805, True), 1),
@@ -128,7 +137,17 @@ def test_torchruns_agent_waits_for_the_host_where_agents_meet(pod: dict[str, str
     assert detect(TORCHRUN | {"MASTER_ADDR": "localhost"} | pod).waiting_agent == (os.getppid() if waits else None)
 
 
-@pytest.mark.parametrize("around", [INTEL, OPEN_MPI, STEP, TORCHRUN, POD])
+def test_ranks_of_flux_and_pals_know_their_place(tmp_path: Path) -> None:
+    """PALS does not give the number of ranks, and PBS repeats a host for each of its mpiprocs."""
+    one_node = FLUX | {"FLUX_JOB_NNODES": "1"}
+    assert [detect(env).placement() for env in (FLUX, one_node)] == [Placement(1, 4), Placement(1, 4, 1, 4, 0, 1)]
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x1\nx1\nx2\nx2\nx3\nx3\n")
+    assert detect(PALS | {"PBS_NODEFILE": str(nodes)}).placement() == Placement(1, 6, 1, 2)
+    assert detect(PALS | {"PBS_NODEFILE": str(nodes), "PMI_SIZE": "4"}).placement() == Placement(1, 4, 1, 2)
+
+
+@pytest.mark.parametrize("around", [INTEL, OPEN_MPI, STEP, TORCHRUN, POD, PALS, FLUX])
 def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[str, str]) -> None:
     """Its ranks do not get the variables by which the launcher numbers its own ranks."""
     store, place = InStore("h0", 29500, "job", "secret"), Placement(3, 4, 1, 2, 1, 2)
@@ -169,6 +188,7 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR"),
         (HYDRA | {"PMI_RANK": "4"}, "contradict"),
         (HYDRA | {"MPI_LOCALRANKID": "2"}, "contradict"),
+        (PALS, "PMI_SIZE"),
         (TORCHRUN | {"RANK": "4"}, "contradict"),
         (TORCHRUN | {"LOCAL_RANK": "2"}, "contradict"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, "contradict"),

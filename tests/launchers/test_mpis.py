@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from cpudist.errors import UserError
+from cpudist.hosts.hostfile import write
 from cpudist.launchers import openmpi
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi_launcher import MpiLauncher, MpirunOptions
+from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.mpis import MPIS, find_mpirun
 from cpudist.launchers.openmpi import OpenMpi
+from cpudist.launchers.pals import Pals
 from cpudist.lost_ranks import first_killed
 
 TRAIN = ("/env/bin/cpudist-train", "--backend", "ccl", "train.py")
@@ -49,6 +51,13 @@ def test_command_lines_with_a_hostfile() -> None:
         "/mpi/bin/mpirun --bind-to none --hostfile hosts --prtemca prte_if_include eth1 "
         "--mca btl_tcp_if_include eth1 --output tag -x CCL_LOG_LEVEL -x PATH -n 3 " + train
     )
+    assert command(Pals, **options, slots=(2, 1)) == (
+        "/mpi/bin/mpirun --cpu-bind none --line-buffer --label --hostfile hosts --env PMI_SIZE=3 --ppn 2 -n 3 " + train
+    )
+    assert write([Host("h0", 2), Host("h1", 1)], Pals) == "h0\nh1\n"
+    for wrong in ({"hostfile": None}, {"hostfile": "hosts", "slots": (1, 2)}):
+        with pytest.raises(UserError, match="--ppn"):
+            command(Pals, **wrong)
 
 
 def test_command_lines_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +118,7 @@ def test_the_first_mpirun_on_path_that_fits_is_asked_once(tmp_path: Path, monkey
         ("PRRTE 3.0.3", OpenMpi),
         ("HYDRA build details:\n    Version: 4.3", Mpich),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.18", IntelMpi),
+        ("mpiexec version 1.8.0 revision 3b41d0f", Pals),
         ("slurm 22.05", None),
     ],
 )
@@ -137,7 +147,13 @@ mpirun.openmpi noticed that process rank 1 with PID 0 on node h1 exited on signa
 """
 
 
-@pytest.mark.parametrize(("mpi", "said"), [(IntelMpi, INTEL), (Mpich, MPICH), (OpenMpi, OPEN_MPI)])
+PALS = """
+h1: rank 1 died from signal 11 and dumped core
+h0: rank 0 died from signal 15
+"""
+
+
+@pytest.mark.parametrize(("mpi", "said"), [(IntelMpi, INTEL), (Mpich, MPICH), (OpenMpi, OPEN_MPI), (Pals, PALS)])
 def test_who_was_killed(mpi: type[MpiLauncher], said: str) -> None:
     killed = mpi.killed_ranks(said)
     assert str(first_killed(killed, {"h0": 0, "h1": 1})) == "rank 1 on h1 was killed by SIGSEGV"

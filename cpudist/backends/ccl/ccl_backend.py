@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist import launchers
 from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.ccl_group import chosen_transports
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
@@ -36,7 +36,10 @@ class CclBackend(ProcessGroupBackend):
 
     def unavailable(self) -> str | None:
         try:
-            extension.load()
+            place = launchers.detect().placement()
+            on_one_host = place.node_count == 1 or place.size in (1, place.local_size)
+            if extension.requested_transport().startswith("mpi") and not on_one_host:
+                extension.start_mpi()
         except UserError as error:
             return str(error)
         return None
@@ -49,7 +52,7 @@ class CclBackend(ProcessGroupBackend):
                 say(f"the backend ccl is cpudist's own; {other} is installed and not used")
         self._across_hosts = world.node_count > 1
         local_size, unequal = divmod(world.size, world.node_count)
-        may_share, _ = chosen_transports({os.environ.get("CPUDIST_TRANSPORT", "")})
+        may_share, _ = chosen_transports({extension.requested_transport()})
         self._shares_memory = may_share and local_size > 1 and not unequal
         super().start(world, store, timeout)
 
@@ -99,7 +102,8 @@ class CclBackend(ProcessGroupBackend):
         }
         if shares := module.bytes_of_threads():
             carried["computing_threads_carried"] = f"{min(shares)} to {max(shares)} bytes each, {len(shares)} threads"
-        return {"ccl_implementation": "cpudist", "oneccl": module.library_version(), "sums": module.sums, **carried}
+        oneccl = module.library_version() or "not installed: MPI carries the messages between hosts"
+        return {"ccl_implementation": "cpudist", "oneccl": oneccl, "sums": module.sums, **carried}
 
     def communication_seconds(self) -> float | None:
         return float(extension.load().blocked_seconds()) + (super().communication_seconds() or 0.0)

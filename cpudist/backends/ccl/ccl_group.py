@@ -61,7 +61,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         "wire": wire,
         "node": node_identity(),
         "cpus": allowed_cpus(),
-        "transport": os.environ.get("CPUDIST_TRANSPORT", ""),
+        "transport": extension.requested_transport(),
         "sums": module.sums or os.environ.get("CCL_ALLREDUCE"),
     }
     members = [
@@ -97,7 +97,9 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
             " start as many on each of them"
         )
     if mpi:
-        extension.start_mpi()
+        # Shared memory alone carries the messages inside a machine that no mpirun has started.
+        if len(numbers) > 1 or not shared_memory or extension.mpi_world():
+            extension.start_mpi()
     else:
         extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
     # Creating a communicator cannot be interrupted. All ranks have come, so it takes seconds.

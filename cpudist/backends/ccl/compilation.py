@@ -1,6 +1,7 @@
 """Compiles the C++ part, once per combination of torch, Python and oneCCL.
 
-c10d's C++ interface belongs to one torch version, so a binary serves that version only.
+c10d's C++ interface belongs to one torch version, so a binary serves that version only. Where oneCCL is not installed,
+the module is compiled without it, and MPI carries the messages between hosts.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ SOURCES = Path(__file__).parent / "csrc"
 PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
 _PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 MODULE = "cpudist_ccl.so"
+MODULE_WITHOUT_ONECCL = "cpudist_mpi.so"
 # Path to the environment's lib, relative to lib/python3.X/site-packages/cpudist/backends/ccl/prebuilt/torch….
 LIBRARIES = "/".join([".."] * 7)
 
 
-def module(oneccl: Path, libraries: str | None = None) -> Library:
+def module(oneccl: Path | None, libraries: str | None = None) -> Library:
     """Describe the extension module of this environment.
 
     Args:
-        oneccl: the folder of the oneCCL to link.
+        oneccl: the folder of the oneCCL to link; None: no oneCCL.
         libraries: folder in which the module finds shared libraries; None: this oneCCL's. Wheels use `LIBRARIES`.
     """
     return Library(
-        MODULE,
+        MODULE if oneccl else MODULE_WITHOUT_ONECCL,
         "the ccl backend",
         "45 to 90 seconds of a core",
         _key(oneccl),
@@ -39,11 +41,7 @@ def module(oneccl: Path, libraries: str | None = None) -> Library:
 
 
 def find_built() -> Path | None:
-    """Return the compiled module for this environment; None if neither the wheel nor the cache has one.
-
-    Raises:
-        UserError: a package of the extra ccl is missing.
-    """
+    """Return the compiled module for this environment; None if neither the wheel nor the cache has one."""
     return prebuilt() or compiler.find(module(find_oneccl()))
 
 
@@ -51,7 +49,7 @@ def ensure_built(cache: Path | None = None) -> Path:
     """Return the compiled module for this environment, compiling it if neither the wheel nor the cache has one.
 
     Raises:
-        UserError: oneCCL, a compiler or a header is missing, or the compilation fails.
+        UserError: a compiler or a header is missing, or the compilation fails.
     """
     return prebuilt() or compiler.ensure(module(find_oneccl()), cache)
 
@@ -59,10 +57,13 @@ def ensure_built(cache: Path | None = None) -> Path:
 def prebuilt() -> Path | None:
     """Return the installed wheel's compiled module for this torch and Python; None if there is none.
 
-    It contains oneCCL, and finds the libraries of hwloc and MPI only in its own environment.
+    The one with oneCCL finds the libraries of hwloc and MPI only in its own environment.
     """
-    module = PREBUILT / prebuilt_for() / MODULE
-    return module if module.exists() and (module.parent / LIBRARIES).resolve() == find_libraries() else None
+    folder = PREBUILT / prebuilt_for()
+    with_oneccl, without = folder / MODULE, folder / MODULE_WITHOUT_ONECCL
+    if with_oneccl.exists() and (folder / LIBRARIES).resolve() == find_libraries():
+        return with_oneccl
+    return without if without.exists() and find_oneccl() is None else None
 
 
 def prebuilt_for() -> str:
@@ -70,8 +71,9 @@ def prebuilt_for() -> str:
     return f"torch{compiler.torch_release()}-{_PYTHON}"
 
 
-def _key(oneccl: Path) -> str:
-    content = hashlib.sha256(str(oneccl).encode())  # the binary contains this path as DT_RPATH
+def _key(oneccl: Path | None) -> str:
+    content = hashlib.sha256(str(oneccl or "").encode())  # the binary contains this path as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
-    return f"torch{version('torch')}-{_PYTHON}-oneccl{version(PACKAGE)}-{content.hexdigest()[:12]}"
+    carrier = f"oneccl{version(PACKAGE)}" if oneccl else "mpi"
+    return f"torch{version('torch')}-{_PYTHON}-{carrier}-{content.hexdigest()[:12]}"

@@ -10,14 +10,14 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, Literal
 
 from cpudist import launchers, rank_process
-from cpudist.backends.ccl.compilation import ensure_built
+from cpudist.backends.ccl.compilation import MODULE, ensure_built
 from cpudist.backends.ccl.toolchain import find_libraries
 from cpudist.changes import Changes
 from cpudist.console import end_now
@@ -26,8 +26,8 @@ from cpudist.rendezvous import mpi
 
 Transport = Literal["mpi", "ofi"]
 
-# File names of the libraries with MPICH's ABI, of Open MPI, and with the standard ABI of MPI 5.
-_MPI_LIBRARIES = ("libmpi.so.12", "libmpi.so.40", "libmpi_abi.so.1")
+# File names of the libraries with MPICH's ABI (also Debian's name), of Open MPI, and with the standard ABI of MPI 5.
+_MPI_LIBRARIES = ("libmpi.so.12", "libmpich.so.12", "libmpi.so.40", "libmpi_abi.so.1")
 _START_SECONDS = 300.0  # Time limit of MPI_Init, which waits for the other ranks.
 # With more than two hosts, MPI's own sums make several hosts send to one at once, and a slow network drops packets. At
 # 100 Mbit/s three hosts reach 0.5 of the rate and four 0.8, rings 0.95. Small sums are slower in rings.
@@ -42,7 +42,7 @@ def load() -> Any:
         UserError: it cannot be compiled or loaded; the message names the remedy.
     """
     path = ensure_built()
-    chosen = apply_settings()
+    chosen = apply_settings() if path.name == MODULE else None
     loader = ExtensionFileLoader("cpudist_ccl", str(path))
     spec = spec_from_file_location("cpudist_ccl", path, loader=loader)
     assert spec is not None
@@ -55,7 +55,7 @@ def load() -> Any:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
     if chosen == "mpi":
         # Otherwise oneCCL would initialise MPI, and finalise it with the last communicator; no group could follow.
-        mpi.initialise(_START_SECONDS, str(find_libraries() / "libmpi.so.12"))
+        mpi.initialise(_START_SECONDS, _own_mpi())
     module.transport = chosen  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
     atexit.register(_leave, module)
@@ -81,6 +81,15 @@ def start(chosen: str | None, hosts: int) -> None:
             module.start()
 
 
+def requested_transport() -> str:
+    """Return CPUDIST_TRANSPORT; where it is not set and the module has no oneCCL, "mpi"."""
+    named = os.environ.get("CPUDIST_TRANSPORT", "")
+    has_oneccl = bool(load().library_version())
+    if named == "oneccl" and not has_oneccl:
+        raise UserError("CPUDIST_TRANSPORT=oneccl needs oneCCL; unset it, or pip install 'cpudist[build]'")
+    return named or ("" if has_oneccl else "mpi")
+
+
 @cache
 def start_mpi() -> None:
     """Let MPI carry the messages of groups instead of oneCCL, by the launcher's own library.
@@ -88,13 +97,19 @@ def start_mpi() -> None:
     Raises:
         UserError: the launcher has not created an MPI world.
     """
-    module, launcher = load(), launchers.detect()
-    rendezvous = launcher.rendezvous()
-    if not isinstance(rendezvous, launchers.OverMpi):
-        raise UserError(f"CPUDIST_TRANSPORT=mpi needs ranks that mpirun has started, not {launcher.name}; unset it")
-    mpi.initialise(_START_SECONDS, rendezvous.library or str(find_libraries() / "libmpi.so.12"))
-    module.use_mpi(_initialised_mpi())
-    module.transport = "mpi"
+    world = mpi_world()
+    if world is None:
+        remedy = "unset CPUDIST_TRANSPORT" if load().library_version() else "use mpirun, or --backend gloo"
+        raise UserError(f"MPI carries messages only between ranks that mpirun has started; {remedy}")
+    mpi.initialise(_START_SECONDS, world.library or _own_mpi())
+    load().use_mpi(_initialised_mpi())
+    load().transport = "mpi"
+
+
+def _own_mpi() -> str | None:
+    """Return the library with MPICH's ABI beside oneCCL's libraries; None: mpi4py looks for one."""
+    library = (find_libraries() or Path()) / "libmpi.so.12"
+    return str(library) if library.exists() else None
 
 
 def _initialised_mpi() -> str:
@@ -134,19 +149,23 @@ def transport() -> Transport:
         return "ofi"
     if chosen := os.environ.get("CCL_ATL_TRANSPORT"):
         return "mpi" if chosen == "mpi" else "ofi"
-    return "mpi" if _in_mpi_world(os.environ) and (find_libraries() / "libmpi.so.12").exists() else "ofi"
+    world = mpi_world()
+    return "mpi" if world is not None and world.mpich_abi and _own_mpi() else "ofi"
 
 
-def _in_mpi_world(variables: Mapping[str, str]) -> bool:
-    launcher = launchers.detect(variables)
+def mpi_world() -> launchers.OverMpi | None:
+    """Return the MPI world that the launcher has created for this process; None if there is none."""
+    if rank_process.started_by_rank():
+        return None
+    launcher = launchers.detect()
     try:
         rendezvous = launcher.rendezvous()
     except UserError:  # some of torch's variables are missing: `init_process_group` was given a file or a store
-        return False
-    if not (isinstance(rendezvous, launchers.OverMpi) and rendezvous.mpich_abi):
-        return False
+        return None
+    if not isinstance(rendezvous, launchers.OverMpi):
+        return None
     # A process may have inherited MPI variables and have its own WORLD_SIZE.
-    return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
+    return rendezvous if os.environ.get("WORLD_SIZE") in (None, str(launcher.placement().size)) else None
 
 
 def _leave(module: Any) -> None:

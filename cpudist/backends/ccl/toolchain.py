@@ -19,33 +19,28 @@ _HWLOC = "lib/libhwloc.so.15"
 
 
 @cache
-def find_oneccl() -> Path:
+def find_oneccl() -> Path | None:
     """Return the folder with ``include`` and ``lib`` of the oneCCL that pip has installed for compiling (`PACKAGE`).
 
     Raises:
-        UserError: oneCCL is not installed, or lacks its headers or its static library.
+        UserError: the package lacks its headers or its static library.
     """
     return _find(PACKAGE, "build", _HEADER, _STATIC_LIBRARY, _HWLOC)
 
 
 @cache
-def find_libraries() -> Path:
-    """Find the folder into which pip has installed libhwloc and MPI's libraries; a job loads them.
-
-    Raises:
-        UserError: the libraries are not installed.
-    """
-    return _find("tcmlib", "ccl", _HWLOC) / "lib"
+def find_libraries() -> Path | None:
+    """Return the folder into which pip has installed libhwloc, and an MPI, for oneCCL; None if there is no libhwloc."""
+    prefix = _find("tcmlib", "ccl", _HWLOC)
+    return prefix and prefix / "lib"
 
 
-def _find(name: str, extras: str, *files: str) -> Path:
-    """Return the prefix of an installed package, after checking that it has `files`."""
+def _find(name: str, extras: str, *files: str) -> Path | None:
+    """Return the prefix of a package, after checking that it has `files`; None if it is not installed."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
-        raise UserError(
-            f"{name} is not installed in this environment; install it with: pip install 'cpudist[{extras}]'"
-        ) from None
+        return None
     # pip installs a wheel's files under the environment's prefix (a venv, --user or --target).
     own = next((entry for entry in package.files or [] if str(entry).endswith(files[0])), None)
     prefix = Path(str(package.locate_file(own))).resolve().parents[files[0].count("/")] if own else Path(sys.prefix)
@@ -59,12 +54,13 @@ def _find(name: str, extras: str, *files: str) -> Path:
 
 
 def compile_command(
-    compiler: Compiler, oneccl: Path, source: Path, output: Path, libraries: str | None = None
+    compiler: Compiler, oneccl: Path | None, source: Path, output: Path, libraries: str | None = None
 ) -> list[str]:
     """Return the command that compiles and links the extension module; `source` includes all other sources.
 
-    oneCCL is linked statically. The libraries that it loads at run time (libmpi, libfabric) are found by DT_RPATH,
-    without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH, DT_RPATH applies to indirect dependencies too.
+    oneCCL is linked statically, if there is one. The libraries that it loads at run time (libmpi, libfabric) are found
+    by DT_RPATH, without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH, DT_RPATH applies to indirect dependencies
+    too.
 
     Raises:
         UserError: Python's headers are missing.
@@ -80,12 +76,15 @@ def compile_command(
         for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
         if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
     ]
-    return [
+    without_oneccl = [
         *(*compiler.command, "-O2", "-o", str(output), str(source)),
         *pybind,
-        *(f"-isystem{path}" for path in (python_include, oneccl / "include")),
-        *compiler.torch_options(source),
-        f"-L{oneccl / 'lib'}",
-        *(str(oneccl / _STATIC_LIBRARY), "-l:libhwloc.so.15", "-ltorch_python"),
+        *(f"-isystem{python_include}", *compiler.torch_options(source), "-ltorch_python"),
+    ]
+    if oneccl is None:
+        return without_oneccl
+    return [
+        *(*without_oneccl, "-DWITH_ONECCL", f"-isystem{oneccl / 'include'}", f"-L{oneccl / 'lib'}"),
+        *(str(oneccl / _STATIC_LIBRARY), "-l:libhwloc.so.15"),
         *(f"-Wl,-rpath,{libraries or oneccl / 'lib'}", "-Wl,--disable-new-dtags"),
     ]

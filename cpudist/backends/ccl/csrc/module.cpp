@@ -9,7 +9,7 @@
 #include "engine.hpp"
 #include "errors.hpp"
 #include "mpi/library.hpp"
-#include "oneccl/communicator.hpp"
+#include "oneccl/transport.hpp"
 #include "process_group.hpp"
 #include "store.hpp"
 #include "traffic.hpp"

@@ -20,9 +20,6 @@
 #include "mpi/compressed.cpp"
 #include "mpi/library.cpp"
 #include "mpi/transport.cpp"
-#include "oneccl/communicator.cpp"
-#include "oneccl/intel_memory.cpp"
-#include "oneccl/transport.cpp"
 #include "process_group.cpp"
 #include "process_group_collectives.cpp"
 #include "rendezvous.cpp"
@@ -30,3 +27,10 @@
 #include "schedules.cpp"
 #include "transport_selection.cpp"
 #include "work.cpp"
+#ifdef WITH_ONECCL
+#include "oneccl/communicator.cpp"
+#include "oneccl/intel_memory.cpp"
+#include "oneccl/transport.cpp"
+#else
+#include "oneccl/absent.cpp"
+#endif

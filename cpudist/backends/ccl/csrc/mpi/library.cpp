@@ -77,7 +77,7 @@ void use(const std::string& file) {
 }
 
 const Library& library() {
-  if (!used) throw std::logic_error("no MPI library is in use");
+  if (!used) throw TransportError("there is no MPI to carry the messages; start the ranks with mpirun");
   return *used;
 }
 

@@ -37,7 +37,7 @@ struct Library {
 // it, or if it lacks a function.
 void use(const std::string& file);
 
-// The library in use. Throws std::logic_error before `use`.
+// The library in use. Throws TransportError before `use`.
 const Library& library();
 
 // Throws TransportError if an MPI function has returned an error.

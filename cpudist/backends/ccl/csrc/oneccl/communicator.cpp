@@ -5,6 +5,8 @@
 #include <sstream>
 #include <thread>
 
+#include "transport.hpp"
+
 namespace cpudist::oneccl {
 
 namespace {

@@ -9,11 +9,6 @@
 
 namespace cpudist::oneccl {
 
-// Starts oneCCL, which reads its settings from the environment.
-void start();
-
-std::string library_version();
-
 class Communicator {
  public:
   // Creates it with the other ranks through the group's store. Waits for them without a limit.
