@@ -5,8 +5,6 @@
 The agents are shells on this machine that answer at once; a real one takes ssh and a Python to start.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -6,8 +6,6 @@ Prints the table of `cpudist bench collectives` with these candidates besides. "
 does nothing: what torch takes for a call.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -5,8 +5,6 @@ priority where root starts this, takes the second core for 1 to 20 ms, and a ten
 without and with it; one thread of each rank takes about twice as long.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

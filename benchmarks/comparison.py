@@ -1,7 +1,5 @@
 """Candidates that take turns on all ranks of a job, and a table of their times. Several benchmarks use it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch.distributed as dist

@@ -5,8 +5,6 @@ threads the other. So one thread of each rank has one core for both ranks, and t
 take half the time.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile

@@ -8,8 +8,6 @@ communication. With --backend xla the device computes, in the buckets that `cpud
 compiling.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 from contextlib import nullcontext

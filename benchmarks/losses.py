@@ -11,8 +11,6 @@ With it, a pretrained MiniLM learns to find the answers to the questions of FILE
 paragraphs; every fifth paragraph is held out, and the share of exact answers is printed too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

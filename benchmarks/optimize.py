@@ -8,8 +8,6 @@ line. The candidates take turns. Each turn is a process of its own: the allocato
 kept memory nor Intel's extension can be undone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

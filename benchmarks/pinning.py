@@ -9,8 +9,6 @@ over the rounds of the ratio of the median steps, and its range. The first round
 unpinned ranks compute with as many threads as there are cores each.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

@@ -6,8 +6,6 @@ A small transformer without dropout trains under `cpudist-train`, and under torc
 from rounding are smaller in float64 by the ratio of the two formats' precision, about 5e8.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -9,8 +9,6 @@ them before that time and half after it, and a copy of the same tensors in memor
 rounds, with the range in brackets.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import shutil

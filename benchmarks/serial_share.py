@@ -13,8 +13,6 @@ Each model is measured as PyTorch trains it, with the fused AdamW and clipped gr
 1 % of the divided time on one thread.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import statistics

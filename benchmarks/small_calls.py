@@ -7,8 +7,6 @@ and for calls of 4 bytes beside another thread's calls of 96 MB the median and t
 of the time that a piece of 256 KB of the large call takes.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

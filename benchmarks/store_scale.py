@@ -6,8 +6,6 @@ The ranks are connections of this process, which asks for all of them and then r
 the store's process for the machine's cores: on a cluster every rank has its own.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import secrets

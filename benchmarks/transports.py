@@ -6,8 +6,6 @@ Prints the time of each on oneCCL, and that on MPI as a multiple of it. Both are
 Inside a host the messages go through shared memory in both.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

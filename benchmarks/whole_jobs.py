@@ -8,8 +8,6 @@ second as Trainer reports them, without start-up, and as multiples of the first 
 last loss, which must be the same for all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m cpudist`: the same as the command `cpudist`."""
 
-from __future__ import annotations
-
 import sys
 
 from cpudist.cli.main import main

@@ -6,8 +6,6 @@ Values are checked against the types of a dataclass, so that other code can rely
     facts = answers.read(Facts, answers.last_line(output))
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import is_dataclass

@@ -8,8 +8,6 @@ flags, and the first object with ``ddp_backend="ccl"`` calls `cpudist.init`. Obj
 If `accelerate launch` starts one process although the user asked for several, that process refuses the flag.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Compile the package's C++ into shared libraries, once, in a cache that the user's jobs share."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Format amounts, print lines that begin with `cpudist: ` on standard error, and end this process at once."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -4,8 +4,6 @@ An error that a user can cause (a wrong option, a missing package, contradicting
 with cause and remedy. The command line prints this line without a traceback and exits with status 2.
 """
 
-from __future__ import annotations
-
 import os
 import sysconfig
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Launchers pass an environment variable with the words to all hosts, and `restore` appends the words to `sys.argv`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -5,8 +5,6 @@ reports a failure also writes the ranks that caused it into a file. The node age
 passes these ranks on to `cpudist launch`, which may leave out their host.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Importing transformers or accelerate up front would take seconds, even in scripts that never use them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder

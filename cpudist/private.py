@@ -1,7 +1,5 @@
 """Protect the user's secrets, and folders with code to load, from other users of a machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

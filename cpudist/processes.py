@@ -4,8 +4,6 @@ psutil is not used: a job reads processes when Python's file system may be gone 
 start times in the kernel's ticks.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

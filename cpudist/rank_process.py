@@ -1,7 +1,5 @@
 """Distinguish a rank from its children, which inherit the launcher's variables but not the connection to MPI."""
 
-from __future__ import annotations
-
 import os
 import stat
 

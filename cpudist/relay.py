@@ -1,7 +1,5 @@
 """Pass the output of a child process on as it comes, in a thread of its own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

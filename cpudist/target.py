@@ -4,8 +4,6 @@
 under plain `python`, so pickling, dataclasses and multiprocessing work as usual.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import runpy

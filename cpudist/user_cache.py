@@ -1,7 +1,5 @@
 """Files in the user's cache folder, in which one command stores results for the next."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

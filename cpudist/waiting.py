@@ -1,7 +1,5 @@
 """Wait with a limit. cpudist waits for other processes only by these functions, and in MPI_Finalize at exit."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -8,8 +8,6 @@ r"""Train an image classifier, a small new ViT or a pretrained model, on scikit-
 divided is held out to evaluate on. The script knows nothing of cpudist. pip install pillow scikit-learn
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

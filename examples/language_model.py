@@ -7,8 +7,6 @@ With --model_name, a folder or a name on the hub, it goes on from a pretrained m
 (python examples/language_model.py ...), and on every backend. The script knows nothing of cpudist: copy it, change it.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass, field

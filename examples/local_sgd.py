@@ -7,8 +7,6 @@ gradients over all ranks, later over those of a host alone, and every few steps 
 (Lin et al., arXiv 1808.07217). This is another algorithm than DDP: docs/slow-networks.md has its losses.
 """
 
-from __future__ import annotations
-
 import argparse
 import sysconfig
 from pathlib import Path

@@ -9,8 +9,6 @@ MODEL is a name on the hub or a folder, such as a BERT. The base model is frozen
 alone, and the optimizer keeps a state of the adapters alone.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

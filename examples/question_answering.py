@@ -8,8 +8,6 @@ A context that is too long for the model is cut into windows that overlap, and t
 The evaluation reports what SQuAD's own scripts define, in percent. The script knows nothing of cpudist.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

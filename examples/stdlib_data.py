@@ -6,8 +6,6 @@ writes train.csv and validation.csv, docstrings labelled with the packages that 
 the form of SQuAD: what does a function do, if the context says so of this and of others?
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

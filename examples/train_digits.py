@@ -7,8 +7,6 @@ Every rank takes its share of each epoch's shuffled digits; gradients are averag
 each epoch a checkpoint is saved in the folder `out`; started again, the script goes on from the newest one.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -4,8 +4,6 @@ A table stands under a comment such as ``<!-- table: allreduce -->``. A figure i
 the range; those of the columns in `seconds` get a unit.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

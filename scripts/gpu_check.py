@@ -1,7 +1,5 @@
 """Parts of scripts/xla_gpu.sh, each a job of one rank: product | steps DTYPE | load FOLDER FOLDER; compare is none."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -8,8 +8,6 @@ The newest versions that pyproject.toml allows are taken. Each has the hash of o
 processor, so that `pip install --require-hashes` takes no other.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

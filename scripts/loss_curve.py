@@ -3,8 +3,6 @@
 FOLDER holds Trainer's trainer_state.json and the run record cpudist.json, and gets loss.png.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ mutmut makes the mutants, in a copy of the checkout. One process imports the tes
 `tests/survivors.txt` has the mutants that may survive, each with the reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import difflib

@@ -3,8 +3,6 @@
 They lie in docs/assets/. They have no background, and text in a grey that can be read on white and on black.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

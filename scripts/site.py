@@ -4,8 +4,6 @@ The README is the first page. The reference of commands is read from their parse
 sources. Links to other files of the repository lead to copies of them in the site.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import posixpath

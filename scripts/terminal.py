@@ -3,8 +3,6 @@
 The job is examples/train_digits.py on two ranks of this machine. It needs the packages of `.[build,examples]`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The documentation's links lead somewhere, and its tables name all that there is."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

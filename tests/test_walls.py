@@ -1,7 +1,5 @@
 """`lint-imports` checks the packages that each folder must not import by its docstring."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -7,8 +7,6 @@ adds a backend, with options of its own, through the entry-point group ``cpudist
 It must not import jobs, optimization, transformers, programs or command lines.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

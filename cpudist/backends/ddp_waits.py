@@ -3,8 +3,6 @@
 DDP records when a backward pass has computed its last gradient, and when the last sum is complete.
 """
 
-from __future__ import annotations
-
 import threading
 from weakref import WeakKeyDictionary, WeakSet
 

@@ -1,7 +1,5 @@
 """Choose none or bf16 for `--compress auto` by measuring the first steps."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Options that a backend declares: keywords of `cpudist.init`, and options of `cpudist-train`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

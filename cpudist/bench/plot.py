@@ -1,7 +1,5 @@
 """Draw the results of a benchmark into a PNG file, with matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

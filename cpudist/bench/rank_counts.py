@@ -1,7 +1,5 @@
 """Measure with how many ranks this machine trains fastest (`cpudist plan --measure`)."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -5,8 +5,6 @@
 Each rank writes the figures of its steps to a file in FOLDER once, and goes on until the command ends the job.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

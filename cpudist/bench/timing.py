@@ -1,7 +1,5 @@
 """Time candidates in turn, and compute statistics of their times."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

@@ -4,8 +4,6 @@ The thread has its own process group, because collectives of two threads in one 
 which waits without polling. Its timeout is a day, so that a slow disk does not look like a hanging collective.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Write and read one checkpoint: a folder of `torch.distributed.checkpoint` (DCP) with a manifest."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A checkpoint that is being written or deleted lies in the folder `.incomplete` b
 that folder. A rename, which is atomic in a file system, moves a checkpoint out of that folder or into it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

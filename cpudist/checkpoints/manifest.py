@@ -3,8 +3,6 @@
 Trainer's checkpoints have one, too. A folder with a manifest is a checkpoint of cpudist; others are left alone.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence

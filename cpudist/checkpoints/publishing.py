@@ -1,7 +1,5 @@
 """Save a checkpoint of Trainer or of a user's own loop: all ranks write into a staging directory and publish it."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

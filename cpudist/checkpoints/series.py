@@ -1,7 +1,5 @@
 """Checkpoints of a user's own training loop: keep the newest, and resume a restart from the last complete one."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ DCP flattens dicts and converts their keys to text. So other values than tensors
 whole.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import sys

@@ -1,7 +1,5 @@
 """`cpudist bench`: measure communication inside a machine and between hosts."""
 
-from __future__ import annotations
-
 import argparse
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `cpudist build`, which compiles the package's C++ before a job needs it."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

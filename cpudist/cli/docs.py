@@ -1,7 +1,5 @@
 """`cpudist docs`: show and search the documentation, which comes with the package."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """`cpudist doctor`: show the installed packages, the choices for a job, the faults and their remedies."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

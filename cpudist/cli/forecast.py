@@ -1,7 +1,5 @@
 """`cpudist forecast`: predict the speed of a training on more hosts."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

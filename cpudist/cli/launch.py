@@ -1,7 +1,5 @@
 """`cpudist launch`: start a job on the hosts of a file, restart it after a failure, and leave no process behind."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -4,8 +4,6 @@ It lists the commands and shows their errors. Each command has its own module, w
 is called with the parsed options.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os

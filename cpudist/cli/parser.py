@@ -1,7 +1,5 @@
 """The parser of all commands: reports a mistake in one line, accepts - and _ in options, and converts values."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

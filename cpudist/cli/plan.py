@@ -1,7 +1,5 @@
 """`cpudist plan`: show where ranks compute on this machine or on another one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

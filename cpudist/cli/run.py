@@ -1,7 +1,5 @@
 """`cpudist run`: train on this machine alone, with as many ranks as its plan has."""
 
-from __future__ import annotations
-
 import argparse
 
 from cpudist.cli import launch

@@ -1,7 +1,5 @@
 """`cpudist stacks`: show what every rank of a running job is doing."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """`cpudist summary`: show one run in a table, or several runs side by side."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cpudist top`: show the ranks of running jobs, live."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import select

@@ -4,8 +4,6 @@ It finds TARGET, starts the job, runs TARGET and shuts the job down. After succe
 failure it ends all ranks at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import io

@@ -1,7 +1,5 @@
 """Measure how fast one rank's threads compute and copy on this host. Times are means: minima hide a CPU quota."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

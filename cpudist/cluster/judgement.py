@@ -1,7 +1,5 @@
 """Find hosts and links that are slower than the others, and hosts with another configuration."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Sequence
 

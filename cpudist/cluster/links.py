@@ -1,7 +1,5 @@
 """Measure latency and bandwidth of the links between hosts, pair by pair in rounds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The figures of a cluster as tables for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from cpudist.cluster.cluster_figures import ClusterFigures

@@ -3,8 +3,6 @@
 One file for each group of checks. A check changes nothing. It must not import jobs, transformers or command lines.
 """
 
-from __future__ import annotations
-
 import os
 
 from cpudist.doctor import libraries, memory, processor, usable_backends, versions

@@ -1,7 +1,5 @@
 """Print facts about this host; `cpudist.hosts.check` runs this on each host of a job and compares the facts."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Check the libraries that a process with torch loads: torch, OpenMP runtimes, the allocator and the ccl backend."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Check shared memory, locked memory and the memory policy."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

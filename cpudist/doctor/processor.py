@@ -1,7 +1,5 @@
 """Check the CPUs, memory limit and CPU quota of this process, and the number formats of the CPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Check the backends and the mpirun that a job would use, and whether this host's name resolves."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import shutil

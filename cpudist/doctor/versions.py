@@ -1,7 +1,5 @@
 """Check whether the versions of the installed packages fit together."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version

@@ -1,7 +1,5 @@
 """Check all hosts of a job at once before any rank starts, and wait for hosts that are still starting."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Decide which hosts of a job connect to which for a trial, and which host is to blame where that fails."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 

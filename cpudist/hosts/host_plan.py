@@ -1,7 +1,5 @@
 """Decide how many ranks each host gets, at the start and again after each failure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -13,8 +13,6 @@ The MPIs do not report mistakes: Intel MPI ignores a line that it does not under
 host where the file is empty, and Open MPI misreads ``10.0.0.4:4``.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

@@ -15,8 +15,6 @@ rank of this host blames for the failure. `left N` comes last and is the number 
 It imports only the standard library and two small modules, so it starts at once, in Python's isolated mode.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Run commands on other hosts over ssh, which never asks for a password, and on this host directly."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """Decide whether a failed job starts again, when, and on which hosts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Run a job on its hosts: start it as `HostPlan` places its ranks, and restart it after a failure."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

@@ -1,7 +1,5 @@
 """Run a job's launcher once: pass on signals and output, and leave no process behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

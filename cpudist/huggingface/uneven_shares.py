@@ -4,8 +4,6 @@ A step of 32 samples on 3 ranks is 11 + 11 + 10. A mean over 11 samples needs a 
 than a mean over 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice, pairwise

@@ -1,7 +1,5 @@
 """Apply a pinning to this rank after torch was imported."""
 
-from __future__ import annotations
-
 import os
 import sys
 

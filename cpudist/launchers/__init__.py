@@ -5,8 +5,6 @@ launch` starts a job with it, its hostfile, its messages, its processes and its 
 MPIs and finds their mpirun. It must not import torch, MPI or jobs.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """PyTorch's `env://`: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by the user or by a script."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

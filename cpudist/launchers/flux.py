@@ -1,7 +1,5 @@
 """Flux's `flux run` and `flux submit`."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from cpudist.launchers.launcher import Launcher, OverMpi, Placement

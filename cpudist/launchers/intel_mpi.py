@@ -1,7 +1,5 @@
 """Intel MPI 2021, whose mpirun is a shell script that runs Intel's own Hydra."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

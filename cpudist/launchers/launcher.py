@@ -1,7 +1,5 @@
 """The interface of a launcher to its ranks: their placement and their rendezvous."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The base class of the launchers of MPI libraries, with which `cpudist launch` can start jobs."""
 
-from __future__ import annotations
-
 import re
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """MPICH 3 to 5, whose launcher is Hydra."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The MPI libraries that cpudist supports, and a search for their mpirun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

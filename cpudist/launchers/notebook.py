@@ -1,7 +1,5 @@
 """`cpudist.notebook_launcher`: on each node a notebook, or another Python process, starts that node's ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cpudist.launchers.launcher import InStore, Launcher, Placement

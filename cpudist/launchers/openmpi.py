@@ -1,7 +1,5 @@
 """Open MPI 4, whose launcher is ORTE, and 5, whose launcher is PRRTE."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """HPE's PALS, the mpiexec of Cray systems under PBS (Aurora, Polaris, Crux, Derecho)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kubeflow's PyTorchJob, whose RANK may be the number of a pod."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cpudist.errors import UserError

@@ -1,7 +1,5 @@
 """A process that no launcher has started."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cpudist.launchers.launcher import Alone, Launcher, Placement

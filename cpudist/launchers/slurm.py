@@ -1,7 +1,5 @@
 """Slurm's srun."""
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Mapping

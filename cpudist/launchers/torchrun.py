@@ -1,7 +1,5 @@
 """torchrun: PyTorch's elastic agent, one per node."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

@@ -8,8 +8,6 @@ notebook's code. The `digest` of an argument covers plain values and shapes of t
 the type, because they may differ between nodes (a folder, a model whose weights DDP takes from rank 0).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

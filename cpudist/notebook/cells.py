@@ -1,7 +1,5 @@
 """The notebook's IPython shell, and the names of its cells."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

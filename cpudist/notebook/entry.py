@@ -1,7 +1,5 @@
 """Run a function of a notebook on several ranks, with the signature of accelerate's launcher."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

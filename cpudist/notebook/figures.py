@@ -1,7 +1,5 @@
 """The matplotlib backend of a notebook's ranks, which shows rank 0's figures in the cell."""
 
-from __future__ import annotations
-
 import io
 
 from matplotlib._pylab_helpers import Gcf

@@ -1,7 +1,5 @@
 """Show the ranks of this node and their loss live in the notebook's cell."""
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

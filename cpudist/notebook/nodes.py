@@ -5,8 +5,6 @@ compare their arguments in it. With the failure reports, a cell can show the exc
 node can end ranks that do not notice the failure.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import socket

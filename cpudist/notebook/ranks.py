@@ -3,8 +3,6 @@
 The processes are not forked, so threads, an MPI or a process group of the notebook do not exist in them.
 """
 
-from __future__ import annotations
-
 import base64
 import codecs
 import os

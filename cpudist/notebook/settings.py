@@ -1,7 +1,5 @@
 """Check the arguments of `notebook_launcher` before anything starts."""
 
-from __future__ import annotations
-
 import os
 import string
 import sys

@@ -1,7 +1,5 @@
 """The program of each rank of a notebook's job: `python -c … PAYLOAD MAILBOX`, two descriptors of memory files."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import pickle

@@ -8,8 +8,6 @@ convert and add them, and cannot compute meanwhile. Each step also waits for the
 times on one host predicts that wait. The computing time of a run is its step time minus these waits and CPU times.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ its optimizations, and the step timer the steps. Unknown fields are null, such a
 Under `cpudist-train`, rank 0 also prints a line when several ranks have started, and one when they have ended.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

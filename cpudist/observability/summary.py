@@ -1,7 +1,5 @@
 """Compare runs by their records: a table, loss curves, and the options that differ."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Describe a timeline in words: how the ranks spent their time, which rank they waited for, and what to try first."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

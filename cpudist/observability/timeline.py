@@ -3,8 +3,6 @@
 Every rank sends its part through the job's store, and rank 0 writes the file.
 """
 
-from __future__ import annotations
-
 import gzip
 import heapq
 import json

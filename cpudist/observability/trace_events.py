@@ -3,8 +3,6 @@
 Times are nanoseconds by the clock of the job's store until the file is written.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """Times, losses and speed of one training loop on this rank."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field

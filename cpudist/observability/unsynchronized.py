@@ -1,7 +1,5 @@
 """Warn about ranks that train without gradient synchronisation: a script without DDP trains N models."""
 
-from __future__ import annotations
-
 from cpudist.console import say
 from cpudist.observability.observers import ObservedJob, Observer
 

@@ -7,8 +7,6 @@ native.py (fused optimizers, freed memory). kernels.py applies the ones that fit
 It must not import launchers, transformers, programs or command lines.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Record and print the optimizations of the running job's models."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

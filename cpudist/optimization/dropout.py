@@ -8,8 +8,6 @@ The modules `torch.nn.Dropout` and `torch.nn.MultiheadAttention` and the attenti
 their forward pass. Other modules, compiled models, and attention under transforms of torch.func have torch's dropout.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import platform

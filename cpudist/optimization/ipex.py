@@ -8,8 +8,6 @@ Loading the extension replaces kernels of torch until the process ends. Until th
 (`check_not_loaded`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Choose kernels that fit the running job, and apply them to a model and its optimizer."""
 
-from __future__ import annotations
-
 import torch
 
 from cpudist import job

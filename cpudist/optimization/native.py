@@ -1,7 +1,5 @@
 """Optimizations without Intel's extension: fused optimizers, freed memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

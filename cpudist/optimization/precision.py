@@ -1,7 +1,5 @@
 """The type that a model computes in: support by devices, and autocast."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -5,8 +5,6 @@ tcmalloc a training step takes a fifth to a quarter less time (figures: docs/pla
 arguments, files and standard input.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """Find the CPUs of this rank, from its launcher's pinning or from the node's plan."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 

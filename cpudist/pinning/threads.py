@@ -3,8 +3,6 @@
 Containers often refuse set_mempolicy(2), which places pages (Docker's seccomp profile without CAP_SYS_NICE).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -4,8 +4,6 @@ With another library than the launcher's, every rank would get a world of size 1
 chosen here, and `join` raises if MPI and the launcher's variables disagree about rank or size.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """A client's connection with the job's store. It sends one request at a time, each with a time limit."""
 
-from __future__ import annotations
-
 import hmac
 import math
 import secrets

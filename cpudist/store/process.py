@@ -1,7 +1,5 @@
 """Start and end the process that serves the job's store."""
 
-from __future__ import annotations
-
 import json
 import selectors
 import shlex

@@ -9,8 +9,6 @@ challenge from each side, RFC 2104). It authenticates; it does not encrypt.
     then    frames, each a code, a length, and fields that have lengths of their own
 """
 
-from __future__ import annotations
-
 import hmac
 import socket
 import struct

@@ -6,8 +6,6 @@ port. After the end of standard input it exits as soon as no client is connected
 ignores the job's signals: if a launcher kills all ranks at once, only this process can report the first lost rank.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

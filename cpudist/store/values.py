@@ -1,7 +1,5 @@
 """Keys and values of the job's store, and the clients that wait for keys."""
 
-from __future__ import annotations
-
 import time
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import defaultdict

@@ -6,8 +6,6 @@ process that gives the launcher some time and then ends it. The process is a she
 system that is lost with the link.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

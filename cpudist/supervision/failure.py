@@ -5,8 +5,6 @@ exception, and ends the job. Later failures are mostly consequences of the first
 ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 import time

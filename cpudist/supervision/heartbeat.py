@@ -5,8 +5,6 @@ At each heartbeat the watch publishes this rank's status (watch.py), `--stall` c
 failures at once.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Describe in words what a rank does or did last, and which ranks are lost or late at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Name the ranks that keep the others waiting, from the statuses that all ranks publish."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

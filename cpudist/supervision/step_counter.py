@@ -1,7 +1,5 @@
 """Count the steps and batches of this rank, for `--stall`, the run record, `cpudist top` and other observers."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

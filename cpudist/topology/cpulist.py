@@ -1,7 +1,5 @@
 """CPU numbers as the kernel and hwloc write them: lists such as ``0-3,8`` and masks such as ``ff,00000000``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 LAST_CPU = (1 << 16) - 1  # Linux has 8192 CPUs at most; a larger number is a mistake in a file

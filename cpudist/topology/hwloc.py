@@ -4,8 +4,6 @@ Each object names its CPUs and its memory nodes by bit masks. Only the masks are
 differs between the versions.
 """
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Which machine this is, and at which addresses others reach it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """Read the kernel's files (/sys, /proc) of this machine, or a copy of another machine's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cpudist.errors import UserError

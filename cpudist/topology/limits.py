@@ -9,8 +9,6 @@ and all groups below it, so the smallest limit of the group and its parents appl
 its own root. Limits there cannot be seen, except for cpusets, which the kernel applies to the affinity mask.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Read the topology from ``lscpu -p`` (util-linux), which prints a header of column names and a line for each CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cpudist.errors import UserError

@@ -1,7 +1,5 @@
 """A machine on which ranks are placed: this one with the limits of this process, or another one from a file."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

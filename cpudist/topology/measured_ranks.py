@@ -4,8 +4,6 @@ It is stored in the user's cache folder under a description of the machine. Equa
 the number.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cpudist import user_cache

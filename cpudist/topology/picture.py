@@ -1,7 +1,5 @@
 """Draw a plan in plain text: every core of the machine with its tasks."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

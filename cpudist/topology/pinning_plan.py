@@ -11,8 +11,6 @@ The rules, the strongest one first:
    equally fast, also those of hybrid processors, as PyTorch does.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

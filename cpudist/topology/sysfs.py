@@ -3,8 +3,6 @@
 https://docs.kernel.org/admin-guide/cputopology.html and .../ABI/stable/sysfs-devices-system-cpu.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

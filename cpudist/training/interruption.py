@@ -14,8 +14,6 @@ Launchers (Hydra, torchrun) send a signal to a rank's whole process group. A dat
 rank before its last step, so child processes ignore these signals unless their parent sends them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Copy all output of this rank to a file (`--log-dir`)."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import subprocess

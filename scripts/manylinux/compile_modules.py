@@ -4,8 +4,6 @@ FOLDER has a folder with cpudist's sources for each Python, named as its wheel's
 same for every Python, so only Python's own change: $CXX, made by old_symbols.py, takes them from $PYTHON_HEADERS.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

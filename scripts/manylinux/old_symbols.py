@@ -8,8 +8,6 @@ function, or auditwheel names it. $PYTHON_HEADERS come before the headers of the
 CROSS=aarch64-linux-gnu- the compiler is that for aarch64.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

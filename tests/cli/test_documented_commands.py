@@ -16,7 +16,16 @@ EPILOGS = [train._EPILOG, main._EPILOG, *(getattr(command, "EPILOG", "") for com
 COMMAND = re.compile(r"\b(cpudist-train(?= +[^ :])|cpudist (?=(?:" + "|".join(main.COMMANDS) + r")\b)).*")
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # Values in the place of a page's words for them.
-VALUES = {"FILE": "hosts", "~/hosts": "hosts", "FOLDER": "out", "N": "1", "SECONDS": "1", "B": "ccl", "T": "60"}
+VALUES = {
+    "FILE": "hosts",
+    "$PBS_NODEFILE": "hosts",
+    "~/hosts": "hosts",
+    "FOLDER": "out",
+    "N": "1",
+    "SECONDS": "1",
+    "B": "ccl",
+    "T": "60",
+}
 
 
 def _lines() -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Runs the programs of tests/backends/ccl/checks on real ranks."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Make a real control group for a test: one in each hierarchy of cgroup version 1, or one of version 2."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Runs tests/huggingface/checks/course.py, or a program that runs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A job is started by an MPI's own mpirun or by `cpudist launch`, and has hosts (`
 some of them, tests/soak/all_faults.py all.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -332,8 +330,8 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
             bound = START_SECONDS + timeout + MARGIN_SECONDS
             ended = bed.watch("h0", command, bound, FAULTS[fault].variables)
             breaker.join(60)
-            assert broken, f"the job ended before it was at work: {ended.returncode}\n{ended.output}"
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
+            assert broken, f"the job ended before it was at work: {ended.returncode}\n{output}"
             said = [line for line in output.splitlines() if line.startswith("cpudist: ")]
             return Ending(ended.returncode, ended.at - broken[0], ended.left, said, output)

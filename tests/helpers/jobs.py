@@ -4,8 +4,6 @@ Intel MPI's `mpirun` is a shell wrapper: killing it leaves Hydra and all ranks r
 the session as well. So every job gets a unique variable in its environment, and the processes with it are the job's.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The variables that launchers really set for rank 1 (Slurm's, Kubeflow's, PALS's and Flux's: from documents)."""
 
-from __future__ import annotations
-
 
 def _parsed(text: str) -> dict[str, str]:
     """Return variables as `env` shows them."""

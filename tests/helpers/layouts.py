@@ -1,7 +1,5 @@
 """Layouts of real machines (tests/topology/layouts), and what their sources say of them."""
 
-from __future__ import annotations
-
 import tarfile
 import tempfile
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """examples/kubernetes, as kubectl reads it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The mpirun of each MPI, as users start it by hand on the hosts of a bed."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job as observers read it, without ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

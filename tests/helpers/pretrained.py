@@ -1,7 +1,5 @@
 """Models that need no hub: a pretrained one that comes as a package, and small new ones."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

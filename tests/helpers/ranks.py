@@ -1,7 +1,5 @@
 """Run the ranks of a job as forks of this process, which has imported torch: they start in tenths of a second."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import fcntl

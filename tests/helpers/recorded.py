@@ -1,7 +1,5 @@
 """Messages as users read them, in tests/messages.txt: the name of a case, and its lines below it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 FILE = Path(__file__).parents[1] / "messages.txt"

@@ -1,7 +1,5 @@
 """Schemas of the CRDs, reduced to the fields in examples/kubernetes; as a program, makes them (schemas/README.md)."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The server of the job's store in a thread of the tests, as `cpudist.store.serve` runs it in a process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -1,7 +1,5 @@
 """Start a Slurm cluster of this machine alone for a test: munged, slurmctld and slurmd of Debian's slurm-wlm."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Runs the examples that train by transformers' Trainer, in one process and on ranks."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

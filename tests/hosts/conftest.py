@@ -1,7 +1,5 @@
 """The hosts of these tests: two for each file, or as many as a test asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever bytes come back over ssh: a table and the hosts' facts, or an error of one line with its remedy."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """The bed itself: a process that a job leaves on one of its hosts fails the test."""
 
-from __future__ import annotations
-
 import pytest
 from bed import Bed
 

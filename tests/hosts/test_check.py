@@ -1,7 +1,5 @@
 """Checking hosts: this one for real, under a wrong name, and what would be wrong with others."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from dataclasses import replace

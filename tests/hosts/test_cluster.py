@@ -1,7 +1,5 @@
 """`cpudist test --hostfile` on hosts of the bed, one of which has a slow link, and over an interface without one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

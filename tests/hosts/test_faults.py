@@ -1,7 +1,5 @@
 """Jobs over two hosts that something happens to; scripts/faults.sh tries all of it under each MPI."""
 
-from __future__ import annotations
-
 import re
 
 import faults

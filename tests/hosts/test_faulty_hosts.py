@@ -1,7 +1,5 @@
 """Faults that `cpudist doctor --hostfile` and `cpudist launch` find before any rank starts; a rank's SIGBUS."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Hostfiles: every form is understood, everything wrong is found with its line, and launchers read what is written."""
 
-from __future__ import annotations
-
 import ipaddress
 from pathlib import Path
 

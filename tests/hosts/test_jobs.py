@@ -1,7 +1,5 @@
 """Training and collectives over two hosts, started over ssh by each MPI as its documentation says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cpudist launch` over two hosts, and `doctor` and `stacks` with --hostfile."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

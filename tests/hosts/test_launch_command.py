@@ -1,7 +1,5 @@
 """`cpudist launch` on this host: what it shows, what it refuses, and one real job."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 from collections.abc import Callable

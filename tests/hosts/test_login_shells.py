@@ -1,7 +1,5 @@
 """`cpudist launch` to a host whose user has another login shell, which greets, and another home; names with spaces."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

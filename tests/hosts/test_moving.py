@@ -1,7 +1,5 @@
 """docs/moving.md over two hosts: what replaces horovodrun's command and its script's lines, and torchrun's command."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A node agent finds a job's processes by their mark alone, reports its ranks, and kills them all at its own end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Many hosts: how many connections are made at a time, and how many files are open."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import subprocess

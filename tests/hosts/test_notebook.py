@@ -1,7 +1,5 @@
 """A notebook on each of two hosts: one job, also with one process on each."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Commands on other hosts: how they are quoted, what ssh's answers mean, and programs of this host as they end."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 import socket

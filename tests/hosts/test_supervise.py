@@ -1,7 +1,5 @@
 """Supervision of a launcher of our own making, which does on purpose what a real one does at times."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A job begins and ends in one process any number of times, and scripts that know only torch join it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

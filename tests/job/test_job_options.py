@@ -1,7 +1,5 @@
 """Options of a job are checked in one place, and messages name what the user wrote."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Iterator

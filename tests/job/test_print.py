@@ -1,7 +1,5 @@
 """What a rank prints is shown while the job runs, though Python keeps the output to a pipe back."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

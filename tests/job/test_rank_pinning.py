@@ -1,7 +1,5 @@
 """A script that calls `cpudist.init` keeps its number of threads; tests/pinning has the masks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace

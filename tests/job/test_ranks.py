@@ -1,7 +1,5 @@
 """Ranks of one job start together, know each other, and end together."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

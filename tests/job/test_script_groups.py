@@ -1,7 +1,5 @@
 """Scripts that make their process group join the job, or are refused, in all the ways of `init_process_group`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import timedelta

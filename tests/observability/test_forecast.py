@@ -1,7 +1,5 @@
 """The model of `cpudist forecast`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

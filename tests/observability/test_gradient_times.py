@@ -1,7 +1,5 @@
 """When the gradients of a step are complete."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--metrics-port`: a job is scraped as Prometheus does it; and the record that such a job leaves unasked."""
 
-from __future__ import annotations
-
 import json
 import re
 import resource

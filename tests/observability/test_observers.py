@@ -1,7 +1,5 @@
 """Whatever an observer raises is reported once, and costs that observer alone."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

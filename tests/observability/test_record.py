@@ -1,7 +1,5 @@
 """The run record's numbers and file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`cpudist stacks` and the signal on a job that hangs; nothing is left, and other users get no answer."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import io

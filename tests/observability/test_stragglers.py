@@ -1,7 +1,5 @@
 """A rank that makes the others wait is named once, the sooner the slower it is, with its cause; equal ranks never."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`--timeline`: one trace of all ranks, and what it says in words."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """A script that trains on several ranks and never communicates is told so at the end, and no other script."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

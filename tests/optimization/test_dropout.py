@@ -1,7 +1,5 @@
 """Dropout on all threads: its masks, its gradients under every transform, and whose it is."""
 
-from __future__ import annotations
-
 import copy
 import io
 import subprocess

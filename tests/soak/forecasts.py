@@ -8,8 +8,6 @@ is repeated before each group of runs, because the machine's speed changes. Abou
 run, as it is done.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

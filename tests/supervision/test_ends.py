@@ -1,7 +1,5 @@
 """How ranks of a job without a launcher end each other, and what they say of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A rank fails, and the job ends everywhere, soon, with the reason on screen once."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The heartbeat outlives the functions that it calls, and the store."""
 
-from __future__ import annotations
-
 import pytest
 
 from cpudist.store import Address, Connection

@@ -1,7 +1,5 @@
 """Which processes a launcher leaves, by the parents of a rank, and that a process of another start is never hit."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Where a rank is, as it says of itself: the line is the user's, and what goes through JSON comes back."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Who is missing, as a user reads it: every case in the words that are printed, and bounds that hold for any case."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

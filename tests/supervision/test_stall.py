@@ -1,7 +1,5 @@
 """A job in which nothing goes on writes the stacks of its ranks and ends, also where a rank cannot run Python."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """Ranks that wait for each other at the end, as watches of one process on one store."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Any machine is read as it is from each of its descriptions: sysfs, hwloc's XML, `lscpu -p`."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Creates one process group: its ranks exchange hosts and settings through its store, then create a transport."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

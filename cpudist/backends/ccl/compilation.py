@@ -4,8 +4,6 @@ c10d's C++ interface belongs to one torch version, so a binary serves that versi
 the module is compiled without it, and MPI carries the messages between hosts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from importlib.metadata import version

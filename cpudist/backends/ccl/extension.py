@@ -3,8 +3,6 @@
 oneCCL takes its settings from the environment when it starts. The user's own settings are kept.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

@@ -9,8 +9,6 @@ If Intel's package is installed, scripts import that package, except during a jo
 cpudist's ``ccl`` in torch.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder

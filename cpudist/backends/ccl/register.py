@@ -5,8 +5,6 @@ it too, so a script needs no other import. It is cheap and does not fail: nothin
 process group is created.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from cpudist.backends.ccl.intel import offer_to_scripts

@@ -1,7 +1,5 @@
 """Finds the headers, libraries and flags of oneCCL and torch for compiling the ccl backend."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from functools import cache

@@ -4,8 +4,6 @@ torch_xla 2.8's own plugin for GPUs was not released. JAX publishes the same plu
 plugin has a newer PJRT, which rejects torch_xla's calls. torch_xla 2.9 rejects GPUs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import sys

@@ -4,8 +4,6 @@ data=4              four devices, each with a quarter of the batch
 data=2,model=-1     two halves of the batch; all other devices divide the parameters
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

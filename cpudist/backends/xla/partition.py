@@ -4,8 +4,6 @@ An entry of a spec has the names of the mesh's axes that divide an axis of the t
 does not divide a tensor evenly, the runtime pads the tensor without a warning; such specs are not used here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -3,8 +3,6 @@
 Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md and torch_xla/runtime.py.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ So `torch.distributed`, DDP and their users accept both kinds. CPU tensors, obje
 every job. Tensors of a device go through the host to the same backend, or to the runtime's own group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@
 Prints "ready" when others may connect, and ends when its standard input does.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The files that a bed's hosts share: who has which address, and how they let each other in."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 Each rank leaves a file in FOLDER for each attempt, with its host.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A notebook's cells on one of two nodes, one after the other: `nodes.py NODE CASE…`; prints what each came to."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -7,8 +7,6 @@ python working.py FOLDER TIMEOUT   until a rank finds FOLDER/end, or WHAT-RANK; 
 With WORKING_SAVES it saves checkpoints, and goes on from the newest one. WORKING_STALL is `cpudist.init`'s `stall`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
@@ -20,6 +18,9 @@ import torch
 import torch.distributed as dist
 
 import cpudist
+from cpudist.waiting import poll
+
+RANKS = 4
 
 
 def _obey(folder: Path, rank: int) -> None:
@@ -43,6 +44,9 @@ def _obey(folder: Path, rank: int) -> None:
 
 def main(folder: Path, timeout: float) -> None:
     os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), 2)
+    # On a busy machine ranks start further apart than the timeout, which is to bound the job's end.
+    (folder / f"started-{os.uname().nodename}-{os.getpid()}").touch()
+    assert poll(lambda: len(list(folder.glob("started-*"))) >= RANKS, 100.0)
     stall = float(os.environ.get("WORKING_STALL", "0")) or None
     world = cpudist.init(os.environ.get("WORKING_BACKEND", "ccl"), timeout=timeout, stall=stall)
     model = torch.nn.Linear(8, 8)

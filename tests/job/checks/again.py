@@ -1,7 +1,5 @@
 """Jobs one after the other in one process, each on another backend than the last; nothing stays behind."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

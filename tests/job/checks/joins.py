@@ -3,8 +3,6 @@
 joins.py BACKEND WAY: a script that knows nothing of cpudist. joins.py: all ways, each in a job of its own.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

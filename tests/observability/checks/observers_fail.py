@@ -1,7 +1,5 @@
 """Jobs one after the other on two ranks; in each, one method of an observer raises, and nothing else may suffer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
