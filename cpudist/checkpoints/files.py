@@ -107,7 +107,7 @@ def write(
         # The manifest has a checksum of each file; torch's own take half of the CPU time.
         unchecked = {"save.compute_crc32": False} if _PER_THREAD else {}
         with _quiet(), config.patch(unchecked):  # type: ignore[attr-defined]  # torch adds it at run time
-            writer = FileSystemWriter(written, sync_files=True)
+            writer = FileSystemWriter(written)
             dcp.save(tree, storage_writer=writer, process_group=ranks.group, no_dist=ranks.alone)
     except CheckpointException as error:  # on all ranks
         rank, (failure, _) = next(iter(error.failures.items()))

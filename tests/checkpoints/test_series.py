@@ -18,8 +18,9 @@ from cpudist.checkpoints import folders
 from cpudist.checkpoints.background import Background
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.checkpoints.runs import newest_whole
-from cpudist.checkpoints.series import check_shared
+from cpudist.checkpoints.series import _checked, check_shared
 from cpudist.errors import UserError
+from cpudist.job import require
 
 pytestmark = pytest.mark.versions
 
@@ -273,19 +274,30 @@ def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -
     assert not any(tmp_path.iterdir())
 
 
+def test_ranks_save_one_step() -> None:
+    assert _checked(4, _Others(4)) == 4
+    with pytest.raises(UserError, match="rank 1 saves step 5 and rank 0 step 4"):
+        _checked(4, _Others(5))
+
+
 def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    training = Training()
+    """The device's random numbers go on, too, where it has a generator of its own: here after the second restart."""
+    training, random_states = Training(), []
 
     def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out") -> int:
         publisher_of.cache_clear()  # as in a new process
         monkeypatch.setenv("CPUDIST_RUN_ID", name)
         monkeypatch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
         cpudist.init("gloo", pin=False)
+        devices = require().backend.devices
+        monkeypatch.setattr(devices, "random_state", lambda: "state" if restarts == 2 else None)
+        monkeypatch.setattr(devices, "set_random_state", random_states.append)
         try:
             assert Ranks().all_gather("value") == ["value"]
             checkpoints = cpudist.Checkpoints(folder, keep=3)
             found = checkpoints.restore(**training.parts)
             checkpoints.save(step, **training.parts)
+            assert require().record.checkpoint == f"checkpoint-{step}"
             return found
         finally:
             cpudist.shutdown()
@@ -296,6 +308,8 @@ def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "restart 1: no checkpoint of this run" in capsys.readouterr().err
     assert (run("one", 7, restarts=2), _steps(tmp_path / "out")) == (5, [5, 7])
     assert f"restart 2: going on from {tmp_path}/out/checkpoint-5\n" in capsys.readouterr().err
+    assert random_states == []
+    assert (run("one", 8, restarts=3), random_states) == (7, ["state"])
     with pytest.raises(UserError, match="CPUDIST_RUN_ID=one"):
         run("two", 9)
 
