@@ -4,6 +4,7 @@ import json
 import os
 import random
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,9 @@ def test_one_checkpoint_is_saved_and_loaded_by_its_folder(tmp_path: Path) -> Non
     for name, value in training.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    for name, (size, checksum) in json.loads((tmp_path / "best" / "checkpoint.json").read_text())["files"].items():
+        content = (tmp_path / "best" / name).read_bytes()
+        assert (size, int(checksum, 16)) == (len(content), zlib.crc32(content))
     dcp_to_torch_save(tmp_path / "best", tmp_path / "plain.pt")
     plain = torch.load(tmp_path / "plain.pt", weights_only=False)
     assert torch.equal(plain["model"]["0.weight"], training.model[0].weight)
@@ -260,15 +264,17 @@ class _Others(Ranks):
 
     def __init__(self, *says: object) -> None:
         super().__init__()
-        self.size, self._says = 2, iter(says)
+        self.size, self._says, self.said = 2, iter(says), list[Any]()
 
     def all_gather(self, value: Any) -> list[Any]:
+        self.said.append(value)
         return [value, next(self._says)]
 
 
 def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -> None:
     folder, made = tmp_path / "new" / "out", (None, None)
-    check_shared(folder, _Others(str(tmp_path), made, True))
+    check_shared(folder, others := _Others(str(tmp_path), made, True))
+    assert others.said[0] == str(tmp_path), "the nearest that is there"
     with pytest.raises(UserError, match=f"do not share {folder}: rank 1 has another one than rank 0"):
         check_shared(folder, _Others(str(tmp_path.parent), made, False))
     assert not any(tmp_path.iterdir())
