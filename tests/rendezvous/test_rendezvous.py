@@ -81,6 +81,18 @@ def test_a_long_wait_is_said_once_with_the_missing_rank(
     store.close()
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_one_rank_reports_that_rank_0_is_not_there_yet(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    address = AtAddress("127.0.0.1", free_port())
+    with pytest.raises(StartupTimeout):
+        connect(address, Placement(rank, 3), "0", timeout=0.5)
+    line = f"cpudist: rank 1: waiting for rank 0 at 127.0.0.1:{address.port}, for at most 0.5 s\n"
+    assert capsys.readouterr().err == (line if rank == 1 else "")
+
+
 @pytest.mark.parametrize(("name_known", "seconds"), [(True, 8), (False, 300)])
 def test_an_unknown_name(name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """A pod's name appears with the pod; the names of Slurm's nodes are there before the job."""
