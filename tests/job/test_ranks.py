@@ -48,6 +48,7 @@ def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
                 return [(one.line[:13], one.pace.steps, one.at_end) for one in statuses]
 
             assert poll(lambda: published() == [("test_ranks.py", 1, False)] * 2, 20)
+            assert job._context.stacks.figures()["steps"] == 1
             dist.barrier()
             job.set_timeout(9)
             assert (job.timeout, job.store.timeout.total_seconds()) == (9, 9)
