@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 from cpudist import waiting
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.launchers import Alone, AtAddress, Placement
-from cpudist.rendezvous import all_gather, connect, gather
+from cpudist.rendezvous import all_gather, connect, connecting, gather
 from cpudist.store import Address, Connection, keepalive_timeout
 from cpudist.store import client as client_module
 from cpudist.store.client import StoreLost
@@ -172,7 +172,8 @@ def test_a_single_process_meets_itself() -> None:
 def test_another_jobs_rank_is_not_taken_for_ours() -> None:
     """Two jobs with the same MASTER_PORT and no token: the second one's rank 1 finds the first one's store."""
     address = AtAddress("127.0.0.1", free_port())
-    first = connect(address, Placement(0, 2), "0", timeout=5)
+    first = connect(address, Placement(0, 2), "0", timeout=5, interface="lo")
+    assert connecting._server_at(address, "lo").port == address.port, "the one that has started"
     connect(address, Placement(1, 2), "0", timeout=5)
     with pytest.raises(UserError, match=r"rank 1 is in the job at .* already: another job uses this port"):
         connect(address, Placement(1, 2), "0", timeout=5)
