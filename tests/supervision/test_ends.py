@@ -67,6 +67,17 @@ def test_a_failure_before_the_job_is_reported_by_rank_0_or_later(rank: int | Non
     assert (found, output) == (status, f"cpudist: {f'rank 1 on {socket.gethostname()}: ' if rank else ''}cause\n")
 
 
+def test_a_failure_of_a_process_without_a_launcher_is_recorded(tmp_path: Path) -> None:
+    def script() -> None:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
+        begin(record=tmp_path / "record.json")
+        fail(ValueError("why"))
+
+    ((status, output),) = fork_ranks(script, 1)
+    assert (status, "this process failed: ValueError: why;" in output) == (1, True), output
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
+
+
 def test_the_same_exception_on_all_ranks_is_shown_once_and_data_workers_end(tmp_path: Path) -> None:
     def script() -> None:
         worker = get_context("fork").Process(target=time.sleep, args=(300,), daemon=True)
