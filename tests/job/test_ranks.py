@@ -145,6 +145,7 @@ def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:
     (first, output), _ = fork_ranks(script)
     assert first == 1
     assert re.search(r"after 1 s at the end still waiting for rank 1 .*test_ranks\.py:\d+", output), output
+    assert "Traceback" not in output
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
 
 
