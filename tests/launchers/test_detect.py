@@ -44,7 +44,7 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
         (PALS | {"PMI_SIZE": "4", "PMI_RANK": "1"}, "pals", OverMpi(), 1),
         (PALS | HYDRA, "mpich", OverMpi(), 1),
         (FLUX, "flux", OverMpi(), 1),
-        (FLUX | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "flux", OverMpi(), 1),
+        ({k: v for k, v in FLUX.items() if "PALS" not in k}, "flux", OverMpi(), 1),  # not for Cray's MPI
         (STEP | FLUX, "flux", OverMpi(), 1),  # an instance of Flux that srun has started
         (FLUX | HYDRA, "mpich", OverMpi(), 1),
         (STEP | {"SLURM_STEP_NODELIST": "n1", "PMI_RANK": "1", "PALS_RANKID": "1"}, "slurm", OverMpi(), 1),
