@@ -165,10 +165,11 @@ class _Agent:
             if pid in living and living[pid].start == process.start
         }
         for pid in marked.keys() & living.keys():
-            parent = living.get(living[pid].parent)
-            for found in (living[pid], parent if self._is_helper(parent) else None):
-                if found is not None:
-                    self._known[found.pid] = found
+            found: Process | None = living[pid]
+            while found is not None:
+                self._known[found.pid] = found
+                parent = living.get(found.parent)
+                found = parent if self._is_helper(parent) else None
         # A child is younger than its parent, and processes that start in the same tick are sorted by their ids.
         for process in sorted(living.values(), key=lambda one: (one.start, one.pid)):
             if process.parent in self._known and process.pid != self._own.pid:
@@ -180,12 +181,12 @@ class _Agent:
         }
 
     def _is_helper(self, parent: Process | None) -> bool:
-        """Return whether the parent of a marked process is the launcher's helper; sshd starts it without a mark.
+        """Return whether the parent of a job's process is the launcher's daemon, or a shell that has started it.
 
-        Helpers start after this agent. A parent that started earlier is the init process, which adopts orphans, or
-        `cpudist launch` on its own host.
+        sshd starts them without a mark, after this agent. A parent that started earlier is the init process, which
+        adopts orphans, or `cpudist launch` on its own host.
         """
-        return parent is not None and parent.start > self._own.start
+        return parent is not None and parent.start > self._own.start and parent.name not in SSH_DAEMONS
 
 
 def _lives(process: Process) -> bool:

@@ -38,6 +38,8 @@ def test_on_the_host_where_the_command_was_typed() -> None:
         ("hydra_pmi_proxy hydra_bstrap_proxy sshd sshd", None, "hydra_pmi_proxy hydra_bstrap_proxy sshd"),
         ("orted sshd sshd", {"another": "orted"}, "another orted sshd"),
         ("prted sshd sshd", {"another": "prted"}, "another prted sshd"),
+        ("orted sh sshd sshd", None, "orted sh sshd"),
+        ("orted sh systemd", None, "orted"),
         # The user types over a connection, too: ssh's ControlMaster carries several sessions over one.
         ("orted sshd systemd", {"bash of another session": "sshd"}, "orted"),
         ("orted sshd-session systemd", {"bash of another session": "sshd-session"}, "orted"),
