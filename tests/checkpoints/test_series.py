@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.serialization import get_crc32_options, set_crc32_options
 
 import cpudist
-from cpudist.checkpoints import folders
+from cpudist.checkpoints import folders, manifest
 from cpudist.checkpoints.background import Background
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.checkpoints.runs import newest_whole
@@ -174,6 +174,7 @@ def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_pa
         (lambda: save(two, optimizer=other), "give model= too"),
         (lambda: save(two, values=1), "values= is a name"),
         (lambda: load(two, small), "there is no checkpoint"),
+        (lambda: cpudist.Checkpoints(tmp_path).restore(optimizer=other), "give model= too"),
         (lambda: cpudist.Checkpoints(tmp_path).save(-1, small), "step must be a whole number"),
     ):
         with pytest.raises(UserError, match=part):
@@ -280,6 +281,12 @@ def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -
     assert not any(tmp_path.iterdir())
 
 
+def test_checksums_of_other_ranks_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Other hosts may not see all of a file yet."""
+    manifest.seal(tmp_path, 1, 2, [], known={"__1_0.distcp": (3, "0")})
+    assert manifest.read(tmp_path).files == {"__1_0.distcp": (3, "0")}
+
+
 def test_ranks_save_one_step() -> None:
     assert _checked(4, _Others(4)) == 4
     with pytest.raises(UserError, match="rank 1 saves step 5 and rank 0 step 4"):
@@ -318,6 +325,9 @@ def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert (run("one", 8, restarts=3), random_states) == (7, ["state"])
     with pytest.raises(UserError, match="CPUDIST_RUN_ID=one"):
         run("two", 9)
+    cpudist.Checkpoints(tmp_path / "unnamed").save(1, **training.parts)
+    with pytest.raises(UserError, match=r"load one with cpudist\.load"):
+        run("two", 9, folder=tmp_path / "unnamed")
 
 
 def test_the_thread_that_saves_leaves_the_cores_to_the_training() -> None:
