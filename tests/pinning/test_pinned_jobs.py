@@ -11,7 +11,7 @@ from typing import Any
 
 import jobs
 import pytest
-from control_group import ControlGroup, control_group
+from control_group import ControlGroup
 from layouts import format_mask
 from slurm_node import slurm_node
 
@@ -51,12 +51,6 @@ def check(found: list[dict[str, Any]], expected: Plan) -> None:
         assert rank["omp_threads"] == share.omp_threads == len(share.cpus)
         for mask in rank["threads"]:
             assert set(mask) <= set(share.mask), rank
-
-
-@pytest.fixture
-def cgroup() -> Iterator[ControlGroup]:
-    with control_group() as made:
-        yield made
 
 
 TORCHRUN = jobs.torchrun(2, "--no-python")

@@ -248,7 +248,7 @@ INJECTIONS = {
 
 def run(name: str) -> tuple[str, float, list[str], jobs.Result]:
     """Run an injection, or none; return what was wrong, the seconds, what was said, and the output."""
-    injection = INJECTIONS.get(name, Injection("", "", lambda _hosts: None, hosts=int(name[0])))
+    injection = INJECTIONS.get(name) or Injection("", "", lambda _hosts: None, hosts=int(name[0]))
     with ExitStack() as stack:
         hosts = Hosts(injection.hosts, stack)
         injection.strike(hosts, *injection.words)

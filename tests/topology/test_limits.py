@@ -3,12 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jobs
 import pytest
-from control_group import ControlGroup, control_group
+from control_group import ControlGroup
 
 from cpudist.topology.kernel_files import Files
 from cpudist.topology.limits import Throttling, read_limits
@@ -134,12 +133,6 @@ limits = machine.limits
 print(json.dumps({"cpus": sorted(limits.cpus), "memory": limits.memory, "pinned": plan.pinned,
                   "ranks": [[list(rank.cpus), rank.omp_threads] for rank in plan.ranks], "idle": plan.idle_cpus}))
 """
-
-
-@pytest.fixture
-def cgroup() -> Iterator[ControlGroup]:
-    with control_group() as made:
-        yield made
 
 
 @pytest.mark.job

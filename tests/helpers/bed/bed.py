@@ -68,7 +68,6 @@ class Ended:
 
     Attributes:
         returncode: its exit status; None: it had to be killed.
-        output: what it wrote.
         left: for each host the processes that were left.
         at: time.monotonic() when it had returned and nothing was left.
     """
@@ -308,14 +307,8 @@ class Bed:
         return {name: left for name in self._hosts if (left := self.processes(name))}
 
     def _kill_jobs(self) -> None:
-        def nothing_left() -> bool:
-            for pids in self._left().values():
-                for pid in pids:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            return not self._left()
-
-        assert poll(nothing_left, _LEAVE_SECONDS), f"processes that cannot be killed: {self._left()}"
+        killed = jobs.kill_all(lambda: [pid for pids in self._left().values() for pid in pids], _LEAVE_SECONDS)
+        assert killed, f"processes that cannot be killed: {self._left()}"
 
 
 def _end(host: _Host) -> None:
