@@ -269,15 +269,18 @@ class Ending:
         status: the launcher's; None if it had to be killed.
         seconds: from the fault until the launcher had returned and no process was left.
         left: the processes that had to be killed.
-        said: cpudist's own lines.
         output: all that the launcher and the ranks have written.
     """
 
     status: int | None
     seconds: float
     left: dict[str, dict[int, str]]
-    said: list[str]
     output: str
+
+    @property
+    def said(self) -> list[str]:
+        """cpudist's own lines."""
+        return [line for line in self.output.splitlines() if line.startswith("cpudist: ")]
 
     def is_right(self, fault: str, timeout: float) -> bool:
         """Whether the job ended in time, left nothing behind, and its status tells what happened."""
@@ -312,5 +315,4 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
             assert broken, f"the job ended before it was at work: {ended.returncode}\n{output}"
-            said = [line for line in output.splitlines() if line.startswith("cpudist: ")]
-            return Ending(ended.returncode, ended.at - broken[0], ended.left, said, output)
+            return Ending(ended.returncode, ended.at - broken[0], ended.left, output)

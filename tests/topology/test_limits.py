@@ -93,12 +93,7 @@ def test_no_cgroups_limit_nothing(tmp_path: Path) -> None:
 
 def test_affinity_and_cpuset_are_intersected(tmp_path: Path) -> None:
     files = tree(
-        tmp_path,
-        {
-            "proc/self/mountinfo": V2,
-            "proc/self/cgroup": "0::/",
-            "sys/fs/cgroup/cpuset.cpus.effective": "2-9",
-        },
+        tmp_path, {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/cpuset.cpus.effective": "2-9"}
     )
     assert read_limits(files, affinity=frozenset({3, 9}), env={}).cpus == {3, 9}
 
