@@ -118,13 +118,16 @@ def flood(job: Job) -> None:
     port = _listening_port(server.pid)
     code = """if True:
         import contextlib, socket, sys
-        garbage, strangers = b'GET / HTTP/1.0\\r\\n\\r\\n', []
+        garbage = b'GET / HTTP/1.0\\r\\n\\r\\n'
+        strangers = [socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)]
+        strangers[0].sendall(garbage * 9)
+        with contextlib.suppress(ConnectionError):
+            while strangers[0].recv(4096):  # until the store disconnects whoever sends garbage
+                pass
         for number in range(600):
             with contextlib.suppress(OSError):  # disconnected already
                 strangers.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))
                 strangers[-1].sendall(garbage * (number % 3 and number))
-                while number == 1 and strangers[-1].recv(4096):  # until the store disconnects whoever sends garbage
-                    pass
     """
     # In the network of h1, but no process of its: the job's are counted.
     command = ["nsenter", "--target", str(job.rank(2).pid), "--net", sys.executable, "-c", code, str(port)]

@@ -43,13 +43,8 @@ def missing() -> str | None:
     for program, package in programs.items():
         if shutil.which(program) is None:
             return f"several hosts on one machine need {program}: apt-get install {package}"
-    trial = subprocess.run(
-        [*_NAMESPACES, "mount", "-t", "proc", "proc", "/proc"],
-        capture_output=True,
-        text=True,
-        timeout=_START_SECONDS,
-        check=False,
-    )
+    mount = [*_NAMESPACES, "mount", "-t", "proc", "proc", "/proc"]
+    trial = subprocess.run(mount, capture_output=True, text=True, timeout=_START_SECONDS, check=False)
     return f"no namespaces can be made here: {trial.stderr.strip()}" if trial.returncode else None
 
 
@@ -69,7 +64,7 @@ class Ended:
     Attributes:
         returncode: its exit status; None: it had to be killed.
         left: for each host the processes that were left.
-        at: time.monotonic() when it had returned and nothing was left.
+        at: time.monotonic() when it had returned and nothing was left, or at the end of the timeout.
     """
 
     returncode: int | None
@@ -133,11 +128,10 @@ class Bed:
 
     def watch(self, host: str, command: list[str], timeout: float, env: Mapping[str, str] | None = None) -> Ended:
         """Run `command` on a host and see how it ends; what is left after `timeout`, on any host, is killed."""
-        deadline = time.monotonic() + timeout
         output = self._folder / "output.log"
         process = self.start(host, command, output, env)
-        over = poll(lambda: process.poll() is not None and not self._left(), timeout)
-        at = time.monotonic() if over else deadline
+        poll(lambda: process.poll() is not None and not self._left(), timeout)
+        at = time.monotonic()
         status, left = process.poll(), self._left()
         self._kill_jobs()
         process.kill()
