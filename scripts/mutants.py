@@ -147,7 +147,7 @@ class _Forks:
             function = name.partition("__mutmut_")[0]
             its = [item for item in items if function in measured[item.nodeid][1]]
             limit = 30 + 10 * sum(measured[item.nodeid][0] for item in its)
-            self._tried(name, _fork(name, lambda: all(map(_passes, its)), limit) if its else "no test")  # noqa: B023
+            self._tried(name, _fork(name, lambda: _survives(its), limit) if its else "no test")  # noqa: B023
         return True
 
 
@@ -189,6 +189,11 @@ def _measure(items: list[pytest.Item]) -> bool:
         measured[item.nodeid] = (time.monotonic() - began, sorted({*calls.read_text().split()}) if passed else [])
     Path("measured.json").write_text(json.dumps(measured))
     return True
+
+
+def _survives(items: list[pytest.Item]) -> bool:
+    """Return whether no test fails twice: on a busy machine one may fail by itself."""
+    return all(_passes(item) or _passes(item) for item in items)
 
 
 def _passes(item: pytest.Item) -> bool:

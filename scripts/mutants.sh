@@ -9,5 +9,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 check_machine
 make_environment plot,dev "${NEWEST[@]}"
+build_backend  # for tests of jobs
 command -v mutmut >/dev/null || python -m pip install --quiet 'mutmut==3.8.1'
 exec timeout 7200 nice -n 10 python scripts/mutants.py "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a wheel on two ranks of an old system without a compiler: a root folder of Debian 11, which has glibc 2.31.
 #   scripts/old_roots.sh WHEEL [PACKAGE]...      as root; torch==2.13.0 by default; 15 minutes the first time
-#   EXTRA=impi scripts/old_roots.sh WHEEL …      with Intel MPI instead of MPICH
+#   EXTRA=impi scripts/old_roots.sh WHEEL …      with Intel MPI instead of MPICH; EXTRA=mpi without oneCCL
 # It is the oldest Debian that the mirrors have. Its Python is too old, so the wheel's is compiled there, in another root
 # folder, from a newer Debian's source. All stays in build/roots but the environment.
 set -euo pipefail
@@ -9,7 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
 readonly ROOTS=build/roots
-readonly SUITE=bullseye
+readonly SUITE=bullseye EXTRA=${EXTRA:-ccl}
+if [ "$EXTRA" = mpi ]; then WITHOUT_SHARED_MEMORY=mpi-alone UNDER_TORCHRUN=""; else WITHOUT_SHARED_MEMORY=oneccl UNDER_TORCHRUN=oneccl; fi
 declare -rA SOURCES=([3.11]=bookworm [3.13]=trixie [3.14]=sid) # of Python: the Debian that has it
 
 in_root() { timeout --foreground 1800 unshare --mount --pid --fork --kill-child sh -c '
@@ -59,7 +60,7 @@ trap 'rm -rf "$root"' EXIT
 cp -a "$ROOTS/$SUITE" "$root"
 cp -a "$ROOTS/builder/opt/python$python" "$root/opt"
 echo '127.0.0.1 localhost' >"$root/etc/hosts" # debootstrap writes none, and torchrun's ranks meet at this name
-PYTHON=python$python scripts/wheelhouse.sh "$root/wheels" "$@" "${wheel}[${EXTRA:-ccl}]"
+PYTHON=python$python scripts/wheelhouse.sh "$root/wheels" "$@" "${wheel}[$EXTRA]"
 cat >"$root/root/script.py" <<'SCRIPT'
 import torch
 import torch.distributed as dist
@@ -87,8 +88,8 @@ in_root "$root" sh -ec '
     cd /root
     timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
     # Every symbol is looked up, not only those that are called.
-    LD_BIND_NOW=1 CPUDIST_TRANSPORT=oneccl timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
-    # Over libfabric, which the package of MPI has brought.
-    CPUDIST_TRANSPORT=oneccl timeout 120 torchrun --local-addr 127.0.0.1 --nproc-per-node 2 --no-python cpudist-train --backend ccl script.py
+    LD_BIND_NOW=1 CPUDIST_TRANSPORT=$1 timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
+    # oneCCL uses libfabric, which the package of MPI has brought.
+    CPUDIST_TRANSPORT=$2 timeout 120 torchrun --local-addr 127.0.0.1 --nproc-per-node 2 --no-python cpudist-train --backend ccl script.py
     test ! -e /root/.cache/cpudist
-    du -sh --exclude=torch /opt/env' "$python"
+    du -sh --exclude=torch /opt/env' "$python" "$WITHOUT_SHARED_MEMORY" "$UNDER_TORCHRUN"

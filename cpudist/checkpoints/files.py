@@ -107,8 +107,8 @@ def write(
         # The manifest has a checksum of each file; torch's own take half of the CPU time.
         unchecked = {"save.compute_crc32": False} if _PER_THREAD else {}
         with _quiet(), config.patch(unchecked):  # type: ignore[attr-defined]  # torch adds it at run time
-            writer = FileSystemWriter(written, sync_files=True)
-            dcp.save(tree, storage_writer=writer, process_group=ranks.group, no_dist=ranks.alone)
+            writer = FileSystemWriter(written)
+            dcp.save(tree, storage_writer=writer, process_group=ranks.group)
     except CheckpointException as error:  # on all ranks
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
@@ -165,7 +165,7 @@ def read(
         tree = _load_state_dict_from_keys(wanted, storage_reader=reader, process_group=ranks.group)
         if missing := [name for name in (*others, *optional) if name not in tree]:
             raise UserError(f"{folder} has no {state.few(missing)}; load without")
-        dcp.load(places, storage_reader=reader, process_group=ranks.group, no_dist=ranks.alone)
+        dcp.load(places, storage_reader=reader, process_group=ranks.group)
     for name, module in modules.items():
         values = {key: value[0] if isinstance(value, tuple) else value for key, value in places[name].items()}
         state.unwrapped(module).load_state_dict(values)

@@ -1,6 +1,8 @@
 """The type that a model computes in: support by devices, and autocast."""
 
 import functools
+import platform
+import timeit
 from typing import Any
 
 import torch
@@ -44,11 +46,24 @@ def check(dtype: torch.dtype) -> None:
 def fitting(dtype: torch.dtype) -> torch.dtype:
     """Return the type to compute in for the requested `dtype`: float32 instead of a slow bfloat16.
 
-    On CPUs without bfloat16 kernels of oneDNN (mostly CPUs without AVX-512), PyTorch's own (2.8 to 2.13) are 5 to 50
-    times slower than float32.
+    On CPUs without bfloat16 kernels of oneDNN (mostly CPUs without AVX-512), PyTorch's own (2.8 to 2.13) are 5 to 80
+    times slower than float32. On other processors than x86-64 what oneDNN says is not enough, and a product is timed.
     """
-    slow = device_type() == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.float32 if slow and dtype is torch.bfloat16 else dtype
+    if dtype is not torch.bfloat16 or device_type() != "cpu":
+        return dtype
+    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype if supported and (platform.machine() == "x86_64" or _has_fast_product()) else torch.float32
+
+
+@functools.cache
+def _has_fast_product() -> bool:
+    """Return whether a product of two matrices in bfloat16 takes less than four times as long as in float32."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        matrix = torch.ones(256, 256, dtype=dtype)
+        return min(timeit.repeat(lambda: matrix @ matrix, number=1))
+
+    return seconds(torch.bfloat16) < 4 * seconds(torch.float32)
 
 
 def has_bf16(files: Files | None = None) -> bool:

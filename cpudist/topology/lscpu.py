@@ -18,7 +18,7 @@ def parse_topology(text: str) -> Topology:
     Raises:
         UserError: the text is not such output.
     """
-    rows = [row for row in _rows(text) if row.get("core") and row.get("online", "y").lower() in ("y", "yes", "")]
+    rows = [row for row in _rows(text) if row.get("core") and row.get("online", "y").lower() in ("y", "")]
     try:
         cpus = [_cpu(row) for row in rows]
     except (KeyError, ValueError):

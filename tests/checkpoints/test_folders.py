@@ -63,14 +63,18 @@ def test_a_kill_while_one_replaces_another_loses_neither(tmp_path: Path, monkeyp
 
 
 def test_the_oldest_are_deleted_by_when_they_were_saved_and_by_their_steps(tmp_path: Path) -> None:
-    """Modification times are misleading, an earlier run has the highest steps, and the best checkpoint stays."""
+    """Modification times are misleading, an earlier run has the highest steps, and the best checkpoint stays.
+
+    The oldest has been deleted by somebody else.
+    """
 
     def left(keep: int, saved: list[int], best: int | None = None) -> list[int]:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         paths = {step: _write(tmp_path / "out" / f"checkpoint-{step}") for step in (5, 10, 15, 200, 300)}
         for age, path in enumerate(paths.values()):
             os.utime(path, (10_000 - 100 * age, 10_000 - 100 * age))
-        rotate(numbered(tmp_path / "out").values(), keep, [paths[step] for step in saved], paths.get(best or 0))
+        found = [tmp_path / "out" / "checkpoint-1", *numbered(tmp_path / "out").values()]
+        rotate(found, keep, [paths[step] for step in saved], paths.get(best or 0))
         return sorted(checkpoints(tmp_path / "out"))
 
     assert left(2, []) == [200, 300]

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from cpudist.checkpoints import folders
 from cpudist.checkpoints.background import Background
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.checkpoints.runs import newest_whole
-from cpudist.checkpoints.series import check_shared
+from cpudist.checkpoints.series import _checked, check_shared
 from cpudist.errors import UserError
+from cpudist.job import require
 
 pytestmark = pytest.mark.versions
 
@@ -197,6 +199,9 @@ def test_one_checkpoint_is_saved_and_loaded_by_its_folder(tmp_path: Path) -> Non
     for name, value in training.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    for name, (size, checksum) in json.loads((tmp_path / "best" / "checkpoint.json").read_text())["files"].items():
+        content = (tmp_path / "best" / name).read_bytes()
+        assert (size, int(checksum, 16)) == (len(content), zlib.crc32(content))
     dcp_to_torch_save(tmp_path / "best", tmp_path / "plain.pt")
     plain = torch.load(tmp_path / "plain.pt", weights_only=False)
     assert torch.equal(plain["model"]["0.weight"], training.model[0].weight)
@@ -259,33 +264,46 @@ class _Others(Ranks):
 
     def __init__(self, *says: object) -> None:
         super().__init__()
-        self.size, self._says = 2, iter(says)
+        self.size, self._says, self.said = 2, iter(says), list[Any]()
 
     def all_gather(self, value: Any) -> list[Any]:
+        self.said.append(value)
         return [value, next(self._says)]
 
 
 def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -> None:
     folder, made = tmp_path / "new" / "out", (None, None)
-    check_shared(folder, _Others(str(tmp_path), made, True))
+    check_shared(folder, others := _Others(str(tmp_path), made, True))
+    assert others.said[0] == str(tmp_path), "the nearest that is there"
     with pytest.raises(UserError, match=f"do not share {folder}: rank 1 has another one than rank 0"):
         check_shared(folder, _Others(str(tmp_path.parent), made, False))
     assert not any(tmp_path.iterdir())
 
 
+def test_ranks_save_one_step() -> None:
+    assert _checked(4, _Others(4)) == 4
+    with pytest.raises(UserError, match="rank 1 saves step 5 and rank 0 step 4"):
+        _checked(4, _Others(5))
+
+
 def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    training = Training()
+    """The device's random numbers go on, too, where it has a generator of its own: here after the second restart."""
+    training, random_states = Training(), []
 
     def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out") -> int:
         publisher_of.cache_clear()  # as in a new process
         monkeypatch.setenv("CPUDIST_RUN_ID", name)
         monkeypatch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
         cpudist.init("gloo", pin=False)
+        devices = require().backend.devices
+        monkeypatch.setattr(devices, "random_state", lambda: "state" if restarts == 2 else None)
+        monkeypatch.setattr(devices, "set_random_state", random_states.append)
         try:
             assert Ranks().all_gather("value") == ["value"]
             checkpoints = cpudist.Checkpoints(folder, keep=3)
             found = checkpoints.restore(**training.parts)
             checkpoints.save(step, **training.parts)
+            assert require().record.checkpoint == f"checkpoint-{step}"
             return found
         finally:
             cpudist.shutdown()
@@ -296,6 +314,8 @@ def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "restart 1: no checkpoint of this run" in capsys.readouterr().err
     assert (run("one", 7, restarts=2), _steps(tmp_path / "out")) == (5, [5, 7])
     assert f"restart 2: going on from {tmp_path}/out/checkpoint-5\n" in capsys.readouterr().err
+    assert random_states == []
+    assert (run("one", 8, restarts=3), random_states) == (7, ["state"])
     with pytest.raises(UserError, match="CPUDIST_RUN_ID=one"):
         run("two", 9)
 

@@ -17,7 +17,7 @@ _PROGRAMS = {
     "openmpi": ["mpirun.openmpi", "--allow-run-as-root"],
 }
 MPIS = tuple(_PROGRAMS)
-_PASSED_ON = ("PATH", "PYTHONPATH", "CPUDIST_CACHE", "MPI4PY_LIBMPI")
+_PASSED_ON = ("PATH", "PYTHONPATH", "CPUDIST_CACHE", "CPUDIST_TRANSPORT", "MPI4PY_LIBMPI")
 
 
 def named(mpi: str) -> type[MpiLauncher]:

@@ -144,4 +144,5 @@ def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> No
     found = module._judge(Host("h1", 4), replace(FACTS, **changes), FACTS, "train.py")
     assert " ".join(f"{one.level} {one.message}" for one in found).startswith(words)
     assert len(found) == bool(words)
+    assert all(one.about.endswith("h1") for one in found)
     assert "findings" in changes or all(one.remedy for one in found)

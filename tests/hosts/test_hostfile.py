@@ -18,34 +18,6 @@ from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.openmpi import OpenMpi
 from cpudist.launchers.pals import Pals
 
-EXAMPLE = """\
-# the machines of rack 1
-
-node0
-node1:4   # with more memory
-node2 slots=4
-\tnode3.cluster.local  slots = 12\r
-10.0.0.4:4
-fd00::5 slots=4
-[fd00::6]:4
-[FD00::7]
-fe80::1%eth0
-"""
-
-
-def test_every_form() -> None:
-    assert parse(EXAMPLE) == [
-        Host("node0"),
-        Host("node1", 4),
-        Host("node2", 4),
-        Host("node3.cluster.local", 12),
-        Host("10.0.0.4", 4),
-        Host("fd00::5", 4),
-        Host("fd00::6", 4),
-        Host("FD00::7"),
-        Host("fe80::1%eth0"),
-    ]
-
 
 @pytest.mark.parametrize(("text", "slots"), [("x1\nx2\n", None), ("x1\nx1\nx2\nx2\n", 2)])
 def test_pbs_repeats_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, slots: int | None) -> None:
@@ -116,14 +88,20 @@ def test_ipv6_where_the_launcher_takes_none(mpi: type[MpiLauncher]) -> None:
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True)
 names = st.lists(labels, min_size=1, max_size=3).map(".".join).filter(lambda name: not name.split(".")[-1].isdigit())
 addresses = st.ip_addresses().map(str)
-hosts_with_slots = st.lists(
-    st.builds(Host, st.one_of(names, addresses), st.integers(1, 99)), min_size=1, max_size=8, unique_by=lambda h: h.name
-)
+slots = st.integers(1, 99)
+
+
+def lists_of(names: st.SearchStrategy[str], slots: st.SearchStrategy[int | None]) -> st.SearchStrategy[list[Host]]:
+    return st.lists(st.builds(Host, names, slots), min_size=1, max_size=8, unique_by=lambda host: host.name)
+
+
+hosts_with_slots = lists_of(names | addresses, slots)
+any_hosts = lists_of(names | addresses | st.just("fe80::1%eth0"), st.none() | slots)
 spaces = st.text(" \t", max_size=3)
 comments = st.one_of(st.just(""), st.text(st.characters(exclude_characters="\n\r"), max_size=9).map("#{}".format))
 
 
-@given(hosts_with_slots, st.data())
+@given(any_hosts, st.data())
 def test_however_it_is_spelled(hosts: list[Host], data: st.DataObject) -> None:
     lines = []
     for host in hosts:
@@ -131,10 +109,9 @@ def test_however_it_is_spelled(hosts: list[Host], data: st.DataObject) -> None:
         ipv6 = ":" in host.name
         name = data.draw(st.sampled_from([f"[{host.name}]", host.name] if ipv6 else [host.name, host.name.upper()]))
         short = not ipv6 or name != host.name
-        slots = data.draw(
-            st.sampled_from([f":{host.slots}"] * short + [f" slots={host.slots}", f"\tslots = {host.slots}"])
-        )
-        lines.append(data.draw(spaces) + name + slots + data.draw(spaces) + data.draw(comments))
+        forms = [f":{host.slots}"] * short + [f" slots={host.slots}", f"\tslots = {host.slots}"]
+        number = data.draw(st.sampled_from(forms)) if host.slots else ""
+        lines.append(data.draw(spaces) + name + number + data.draw(spaces) + data.draw(comments))
     ends = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
     parsed = parse(ends.join(lines))
     assert [(host.name.lower(), host.slots) for host in parsed] == [(host.name, host.slots) for host in hosts]

@@ -73,17 +73,22 @@ def test_on_this_host_only_a_part_is_asked_for(plan_of: Plan) -> None:
     assert plan_of(checked, None).start() == [replace(here, slots=4)]
 
 
-def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks(plan_of: Plan) -> None:
+def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks(plan_of: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start alone waits for hosts."""
+    waited: list[Any] = []
+    monkeypatch.setattr(host_plan, "wait_for", lambda hosts, seconds: waited.append((hosts, seconds)))
     h0, h1, h2 = hosts = parse("h0:2\nh1:2\nh2:2\n")
     checked = Checked({}, {h1: [Finding("error", "h1", "does not answer", "see to it")]})
-    plan = plan_of(checked, hosts, ranks=4)
+    plan = plan_of(checked, hosts, ranks=4, wait=5)
     assert plan.spread() == [h0, h1]
     assert plan.usable([]) == [h0, h2]
     assert plan.usable([h2]) == [h0]
     assert plan.restart([h0, h2]) == [h0, h2]
     assert plan.restart([h2]) == [h2]
+    assert waited == []
     with pytest.raises(UserError, match=r"^h1 does not answer; see to it$"):
         plan.start()
+    assert waited == [(hosts, 5)]
 
 
 @pytest.fixture(autouse=True)

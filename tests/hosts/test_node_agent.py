@@ -74,13 +74,15 @@ def say(watching: subprocess.Popen[str], word: str) -> None:
 
 @pytest.mark.parametrize("before", ["", "import os; del os.pidfd_open"])
 def test_it_tells_of_ranks_and_ends_what_is_left(start: Start, job: str, before: str) -> None:
-    """Also on a Python that lacks `os.pidfd_open`."""
+    """Also on a Python that lacks `os.pidfd_open`. sshd starts a launcher's helpers without the mark of the job."""
     watching = watch(start, job, before)
     until(watching, "ranks 0")
-    first = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    first = start(["-c", STARTS_ANOTHER.replace(", env={}", "")], CPUDIST_JOB_ID=job, MY_RANK="0")  # a data worker
     second = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="1")
     helper = start(["-c", SLEEP], CPUDIST_JOB_ID=job)
     stranger = start(["-c", SLEEP], CPUDIST_JOB_ID="another", MY_RANK="0")
+    launchers = start(["-c", STARTS_ANOTHER.replace("env={}", f"env={{'CPUDIST_JOB_ID': {job!r}}}")])
+    assert launchers.stdout.readline(), "it has started a process of the job"
     until(watching, "ranks 2")
     second.kill()
     until(watching, "gone 1")
@@ -90,7 +92,7 @@ def test_it_tells_of_ranks_and_ends_what_is_left(start: Start, job: str, before:
     say(watching, "end")
     until(watching, "left 0")
     assert first.wait(10) == -15
-    assert helper.wait(10) == -9
+    assert helper.wait(10) == launchers.wait(10) == -9
     assert stranger.poll() is None
 
 

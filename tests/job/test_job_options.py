@@ -32,7 +32,7 @@ def test_a_wrong_value_is_named_as_it_was_written(given: dict[str, Any], as_argu
 
 
 def test_without_the_library_a_job_serves_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_options, "find_spec", lambda name: None)
+    monkeypatch.setattr(job_options, "find_spec", {"prometheus_client": None}.__getitem__)
     assert JobOptions().metrics_port is None
     with pytest.raises(UserError, match=r"pip install 'cpudist\[metrics\]'"):
         JobOptions(metrics_port=("127.0.0.1", 9400))

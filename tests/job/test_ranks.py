@@ -48,6 +48,7 @@ def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
                 return [(one.line[:13], one.pace.steps, one.at_end) for one in statuses]
 
             assert poll(lambda: published() == [("test_ranks.py", 1, False)] * 2, 20)
+            assert job._context.stacks.figures()["steps"] == 1
             dist.barrier()
             job.set_timeout(9)
             assert (job.timeout, job.store.timeout.total_seconds()) == (9, 9)
@@ -144,6 +145,7 @@ def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:
     (first, output), _ = fork_ranks(script)
     assert first == 1
     assert re.search(r"after 1 s at the end still waiting for rank 1 .*test_ranks\.py:\d+", output), output
+    assert "Traceback" not in output
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
 
 

@@ -31,6 +31,7 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
         ({}, "single", Alone(), 0),
         (INTEL, "intel-mpi", OverMpi(), 1),
         (HYDRA, "mpich", OverMpi(), 1),
+        (HYDRA | {"MPI_LOCALNRANKS": "4"}, "mpich", OverMpi(), 1),
         (OPEN_MPI | {"OMPI_LIBDIR_LOC": "/nowhere"}, "open-mpi", OverMpi("libmpi.so.40", mpich_abi=False), 1),
         (
             STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "CPUDIST_TOKEN": "known"},
@@ -43,6 +44,7 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
         (PALS | {"PMI_SIZE": "4", "PMI_RANK": "1"}, "pals", OverMpi(), 1),
         (PALS | HYDRA, "mpich", OverMpi(), 1),
         (FLUX, "flux", OverMpi(), 1),
+        ({k: v for k, v in FLUX.items() if "PALS" not in k}, "flux", OverMpi(), 1),  # not for Cray's MPI
         (STEP | FLUX, "flux", OverMpi(), 1),  # an instance of Flux that srun has started
         (FLUX | HYDRA, "mpich", OverMpi(), 1),
         (STEP | {"SLURM_STEP_NODELIST": "n1", "PMI_RANK": "1", "PALS_RANKID": "1"}, "slurm", OverMpi(), 1),
@@ -93,6 +95,7 @@ NESTED = {"TORCHELASTIC_ERROR_FILE": "/attempt_2/run_ab/attempt_1/0/error.json"}
         (INTEL | {"CPUDIST_RUN_ID": "mine"}, 0, {"mine": True}),
         (STEP, 0, {"slurm-7.0": False}),
         (STEP | {"SLURM_RESTART_COUNT": "1"}, 1, {"slurm-7.0": True}),
+        (STEP | {"SLURM_STEP_ID": "4294967280"}, 0, {}),  # the lowest of the special steps
         (BATCH_SCRIPT | INTEL, 0, {}),
         (STEP | INTEL | {"SLURM_RESTART_COUNT": "1"}, 0, {"slurm-7.0": True}),  # `cpudist launch` counts
         (TORCHRUN | AGENT, 0, {"torchrun-none_uw": True}),
@@ -184,7 +187,8 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
     [
         ({k: v for k, v in HYDRA.items() if k != "PMI_SIZE"}, "PMI_SIZE"),
         (HYDRA | {"PMI_SIZE": "four"}, "PMI_SIZE='four'"),
-        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"RANK": "0"}, "RANK is set but WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set but RANK"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR"),
         (HYDRA | {"PMI_RANK": "4"}, "contradict"),
         (HYDRA | {"MPI_LOCALRANKID": "2"}, "contradict"),

@@ -1,5 +1,6 @@
 """`cpudist.optimize` in one process: what it changes, what it must leave alone, what it says."""
 
+import platform
 import sys
 import warnings
 from pathlib import Path
@@ -122,11 +123,19 @@ def test_types_and_extensions_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch
             cpudist.optimize(model, None, ipex=True)
 
 
+@pytest.mark.parametrize("timed", [False, True])
 def test_bfloat16_where_it_is_slow_is_float32(
-    alone: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    alone: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], timed: bool
 ) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    if timed:  # an Arm CPU, of which only a measurement tells; without oneDNN products are slow here too
+        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+        assert precision._has_fast_product() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        precision._has_fast_product.cache_clear()
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert not precision._has_fast_product()
     model = torch.nn.Linear(2, 2)
+    cpudist.optimize(model, None)  # Intel's extension, when it is imported, wants the operator that is replaced here
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: timed)
     model.register_forward_hook(lambda module, inputs, output: computed_in.append(output.dtype))
     computed_in: list[torch.dtype] = []
     cpudist.optimize(model, None, dtype=torch.bfloat16)
@@ -134,6 +143,7 @@ def test_bfloat16_where_it_is_slow_is_float32(
     assert computed_in == [torch.float32]
     assert "bfloat16 autocast" not in job.require().record.optimizations
     assert precision.IN_FLOAT32 in capfd.readouterr().err
+    precision._has_fast_product.cache_clear()
 
 
 @WITH_IPEX

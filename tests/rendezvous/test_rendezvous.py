@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 from cpudist import waiting
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.launchers import Alone, AtAddress, Placement
-from cpudist.rendezvous import all_gather, connect, gather
+from cpudist.rendezvous import all_gather, connect, connecting, gather
 from cpudist.store import Address, Connection, keepalive_timeout
 from cpudist.store import client as client_module
 from cpudist.store.client import StoreLost
@@ -79,6 +79,18 @@ def test_a_long_wait_is_said_once_with_the_missing_rank(
         all_gather(store, 0, 2, "k", "0", 0.5, "testing")
     assert capsys.readouterr().err == "", "another rank has said it"
     store.close()
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_one_rank_reports_that_rank_0_is_not_there_yet(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    address = AtAddress("127.0.0.1", free_port())
+    with pytest.raises(StartupTimeout):
+        connect(address, Placement(rank, 3), "0", timeout=0.5)
+    line = f"cpudist: rank 1: waiting for rank 0 at 127.0.0.1:{address.port}, for at most 0.5 s\n"
+    assert capsys.readouterr().err == (line if rank == 1 else "")
 
 
 @pytest.mark.parametrize(("name_known", "seconds"), [(True, 8), (False, 300)])
@@ -160,7 +172,8 @@ def test_a_single_process_meets_itself() -> None:
 def test_another_jobs_rank_is_not_taken_for_ours() -> None:
     """Two jobs with the same MASTER_PORT and no token: the second one's rank 1 finds the first one's store."""
     address = AtAddress("127.0.0.1", free_port())
-    first = connect(address, Placement(0, 2), "0", timeout=5)
+    first = connect(address, Placement(0, 2), "0", timeout=5, interface="lo")
+    assert connecting._server_at(address, "lo").port == address.port, "the one that has started"
     connect(address, Placement(1, 2), "0", timeout=5)
     with pytest.raises(UserError, match=r"rank 1 is in the job at .* already: another job uses this port"):
         connect(address, Placement(1, 2), "0", timeout=5)

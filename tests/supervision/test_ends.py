@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from ranks import begin, fork_ranks
 from cpudist.console import end_now
 from cpudist.errors import UserError
 from cpudist.job import fail
+from cpudist.processes import read
 from cpudist.supervision import watch
 from cpudist.waiting import poll
 
@@ -65,14 +67,31 @@ def test_a_failure_before_the_job_is_reported_by_rank_0_or_later(rank: int | Non
     assert (found, output) == (status, f"cpudist: {f'rank 1 on {socket.gethostname()}: ' if rank else ''}cause\n")
 
 
-def test_the_same_exception_on_all_ranks_is_shown_once() -> None:
+def test_a_failure_of_a_process_without_a_launcher_is_recorded(tmp_path: Path) -> None:
     def script() -> None:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
+        begin(record=tmp_path / "record.json")
+        fail(ValueError("why"))
+
+    ((status, output),) = fork_ranks(script, 1)
+    assert (status, "this process failed: ValueError: why;" in output) == (1, True), output
+    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
+
+
+def test_the_same_exception_on_all_ranks_is_shown_once_and_data_workers_end(tmp_path: Path) -> None:
+    def script() -> None:
+        worker = get_context("fork").Process(target=time.sleep, args=(300,), daemon=True)
+        worker.start()
+        (tmp_path / str(worker.pid)).touch()
         begin()
         raise ValueError("everywhere")
 
     ranks = fork_ranks(script, 3)
     assert [status for status, _ in ranks] == [1, 1, 1]
     assert "".join(output for _, output in ranks).count("\nValueError: everywhere\n") == 1
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(workers) == 3
+    assert poll(lambda: not any(map(read, workers)), 10)
 
 
 @pytest.mark.parametrize("killed", [0, 1])

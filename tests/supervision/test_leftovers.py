@@ -79,13 +79,15 @@ def test_only_what_was_meant_and_does_not_end_by_itself_is_killed() -> None:
         other.kill()
 
 
-# A rank that aborts below a launcher that does not end by itself, beside another rank.
+# A rank that aborts below a launcher that does not end by itself, beside another rank. MPI_Abort ends it.
 RANK_ABORTS = """
+import os
 from cpudist.rendezvous import mpi
 from cpudist.supervision import abort
 mpi.initialise(60, None)
 abort.LAUNCHER_SECONDS = 1
 print("the reason", flush=True)
+os._exit = print
 abort.abort(3)
 """
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist.backends.interface import Call, Calls
-from cpudist.supervision.rank_status import RankStatus, status_of
+from cpudist.supervision.rank_status import RankStatus, beat_seconds, status_of
 
 WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))
 
@@ -72,3 +72,8 @@ def test_json_and_back(place: RankStatus) -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - json's own is one too
         RankStatus.from_json(text)
+
+
+def test_many_ranks_ask_the_store_less_often() -> None:
+    """As docs/scale.md says: all together 500 times a second at most."""
+    assert [beat_seconds(ranks) for ranks in (1, 16, 32, 64, 500, 1000)] == [0.25, 0.25, 0.5, 1, 1, 2]

@@ -45,7 +45,7 @@ class Ranks:
     def __init__(self, changes: Changes, size: int) -> None:
         self.collectives = [0] * size
         self.store: Any = Signs()
-        self.stalls = []
+        self.stalls, self.armed = [], list[float]()
         self.counter = counter = StepCounter(changes)
         for rank in range(size):
             world = World(rank, size, rank, size, 0, 1, "test", hosts=("h0",))
@@ -62,10 +62,15 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
     monkeypatch.setattr(Heartbeat, "add", lambda self, beat: None)
-    monkeypatch.setattr(stall, "_arm", lambda seconds: None)
     iterator, changes = torch.utils.data.dataloader._BaseDataLoaderIter, Changes()
     before = iterator.__next__
-    yield lambda size: Ranks(changes, size)
+
+    def ranks(size: int) -> Ranks:
+        job = Ranks(changes, size)
+        monkeypatch.setattr(stall, "_arm", job.armed.append)
+        return job
+
+    yield ranks
     changes.undo()
     assert iterator.__next__ is before
 
@@ -79,8 +84,10 @@ def test_nothing_counts_before_the_first_step(ranks: Callable[[int], Ranks]) -> 
     assert job.beat(100) == [False, False]
     job.collectives[0] += 1
     assert job.beat(100) == [False, False], "data are still prepared"
+    assert job.armed == []
     _step()
     assert job.beat(BEATS + 2) == [True, True]
+    assert len(job.armed) == 2 * (1 + BEATS + 2), "the timer of each rank starts anew at every beat"
 
 
 @pytest.mark.parametrize("sign", ["step", "batch", "collective of another rank"])

@@ -44,7 +44,8 @@ def test_version_2_takes_the_smallest_on_the_way_up(tmp_path: Path) -> None:
     assert found.throttling == Throttling(periods=10, throttled=4)
 
 
-def test_a_container_of_version_1_without_a_namespace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "memory"), [(9223372036854771712, None), (1 << 30, 1 << 30)])
+def test_a_container_of_version_1_without_a_namespace(tmp_path: Path, limit: int, memory: int | None) -> None:
     """Docker without a cgroup namespace: the group's path is the host's, and its folder is mounted as the root."""
     mounts = "\n".join(
         f"{number} 1 0:{number} /docker/abc /sys/fs/cgroup/{name} ro - cgroup cgroup rw,{name}"
@@ -58,11 +59,11 @@ def test_a_container_of_version_1_without_a_namespace(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "250000",
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
             "sys/fs/cgroup/cpuset/cpuset.cpus": "4-7",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(limit),
         },
     )
     found = read_limits(files, None, {})
-    assert (found.quota, found.memory, found.cpus) == (2.5, None, frozenset({4, 5, 6, 7}))
+    assert (found.quota, found.memory, found.cpus) == (2.5, memory, frozenset({4, 5, 6, 7}))
 
 
 @pytest.mark.parametrize("path", ["/docker/abc", "/other/abc", "/../other", "/"])
@@ -106,6 +107,8 @@ STEP = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_STEP_TASKS_PER_N
     [
         ({}, None),
         ({"SLURM_CPUS_ON_NODE": "4"}, None),
+        ({"SLURM_JOB_ID": "1"}, None),
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "1"}, 1),
         ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, 4),
         ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "all"}, None),
         # What srun set on two nodes with two hardware threads a core: 2 tasks of 2 CPUs each, without and with --hint.

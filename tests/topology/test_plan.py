@@ -113,7 +113,8 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
     if wide and options.ranks != "socket":
         assert isinstance(options.ranks, int)
         assert options.ranks < len(used_nodes)
-        assert any("spans the NUMA nodes" in line for line in plan.warnings)
+    said = any("spans the NUMA nodes" in line for line in plan.warnings)
+    assert said == (bool(wide) and options.ranks != "socket")
 
     # All that may be used is: every core, as far as a quota pays.
     limits = [limit for limit in (machine.limits.quota, machine.limits.counted) if limit is not None]

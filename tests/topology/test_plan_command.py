@@ -80,6 +80,8 @@ def test_the_picture() -> None:
     whole = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
     machine = replace(whole, limits=Limits(cpus=frozenset(range(6))))
     text = draw(machine, make_plan(machine, PlanOptions("numa", data_workers=1, omp_threads=2)), 80)
+    assert text.startswith("machine: 4 sockets, 8 NUMA nodes, 8 L3 groups, 32 cores, 32 CPUs, 128 GB of\n")
+    assert [line for line in text.splitlines() if line.startswith("socket")] == [f"socket {n}" for n in range(4)]
     assert "this process may use only the CPUs 0-5" in text
     assert "    CPUs 0-3            0  0  0  0d" in text
     assert "    CPUs 4-7            1  1  x  x" in text

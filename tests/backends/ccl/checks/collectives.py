@@ -47,6 +47,14 @@ def check_unequal_shares_in_calls_under_way_together(drawn):
         call.finish()
 
 
+def check_unequal_shares_of_three_ranks() -> None:
+    """Within the timeout: between hosts Intel MPI's own call takes minutes for them (oneccl/transport.cpp)."""
+    shares = [(1,), (60_000,), (2_256,)]
+    call = Call("all_gather", shares, torch.uint8, "SUM", "contiguous", seed=1, group="subgroup")
+    call.begin()
+    call.finish()
+
+
 def check_messages_in_rounds() -> None:
     """Messages are sent in rounds of 1 GB at most; in this test of 1 KB."""
     module = extension.load()
