@@ -82,13 +82,11 @@ class Bed:
     Args:
         folder: an existing folder for the keys, hostfiles and logs of this bed.
         hosts: number of hosts.
-        rate: limit of each link in each direction, in the notation of tc ("1gbit"); None: no limit.
     """
 
-    def __init__(self, folder: Path, hosts: int = 2, rate: str | None = None) -> None:
+    def __init__(self, folder: Path, hosts: int = 2) -> None:
         self.addresses = {f"h{index}": (f"10.77.0.{10 + index}", f"fd77::{10 + index}") for index in range(hosts)}
         self._folder = folder
-        self._rate = rate
         self._hosts: dict[str, _Host] = {}
         self._end = ExitStack()
 
@@ -98,8 +96,6 @@ class Bed:
             self._switch = self._start("switch", [*_WITH_PYTEST, "unshare", "--net", "sh", "-c", _SWITCH])
             for name in self.addresses:
                 self._start_host(name)
-            if self._rate:
-                self.limit(self._rate)
             self._end = self._end.pop_all()
         return self
 
@@ -211,7 +207,7 @@ class Bed:
             _in_network_of(other.first.pid, "ip", "neighbour", "flush", "dev", "eth0")
 
     def limit(self, rate: str | None, *names: str, burst: str = "256kb") -> None:
-        """Limit the links of these hosts, or all, to `rate` in each direction; None: no limit.
+        """Limit the links of these hosts, or all, to `rate` in each direction, in the notation of tc; None: no limit.
 
         After a pause, `burst` bytes pass at once.
         """
