@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 from clocks import Clock
+from control_group import ControlGroup, control_group
 
 # An example may take long on a busy machine.
 hypothesis.settings.register_profile("busy", deadline=None)
@@ -87,6 +88,13 @@ def alone() -> Iterator[None]:
     cpudist.init("gloo")
     yield
     cpudist.shutdown()
+
+
+@pytest.fixture
+def cgroup() -> Iterator[ControlGroup]:
+    """A control group of this test, without limits."""
+    with control_group() as made:
+        yield made
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class Job:
     Attributes:
         bed: its hosts.
         folder: where its ranks look for orders.
-        bound: seconds in which it must be over after the fault.
+        timeout: seconds after which cpudist ends a job that is stuck.
     """
 
     bed: Bed
@@ -50,7 +50,9 @@ class Job:
         for pid in self.bed.processes(host):
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
-                if words in " ".join(process.cmdline()) and _rank_of(process) == number:
+                variables = process.environ()
+                rank = int(variables.get("PMI_RANK") or variables.get("OMPI_COMM_WORLD_RANK", -1))
+                if words in " ".join(process.cmdline()) and rank == number:
                     return process
         raise LookupError(f"rank {number} is not on {host}: {self.bed.processes(host)}")
 
@@ -63,15 +65,6 @@ class Job:
         (self.folder / what).touch()
 
 
-def _rank_of(process: psutil.Process) -> int:
-    variables = process.environ()
-    return int(variables.get("PMI_RANK") or variables.get("OMPI_COMM_WORLD_RANK", -1))
-
-
-def kill(number: int) -> Callable[[Job], None]:
-    return lambda job: job.rank(number).kill()
-
-
 def out_of_memory(job: Job) -> None:
     """The kernel kills rank 3, which asks for more than its cgroup may have."""
     with control_group() as group:
@@ -79,11 +72,6 @@ def out_of_memory(job: Job) -> None:
         group.join(job.rank(3).pid)
         job.order("allocate-3")
         psutil.wait_procs([job.rank(3)], job.timeout)
-
-
-def stop(job: Job) -> None:
-    """A stopped rank does not see what goes on; MPI's launcher has to kill it."""
-    job.rank(3).suspend()
 
 
 def freeze(job: Job) -> None:
@@ -95,56 +83,54 @@ def freeze(job: Job) -> None:
 
 def lose_ssh(job: Job) -> None:
     """End the connection by which the launcher has reached h1. Some need it only to start; the job then goes on."""
-    for process in job.find("h0", "ssh"):
-        if process.name() == "ssh":
-            process.kill()
+    _kill_ssh(job, "ssh")
     time.sleep(3)
     job.order("end")
+
+
+def _kill_ssh(job: Job, words: str) -> None:
+    for process in job.find("h0", words):
+        if process.name() == "ssh":
+            process.kill()
 
 
 def lose_agent(job: Job) -> None:
     """End the connection between `cpudist launch` and its agent on h1, which is made again; mpirun's stays."""
     first = job.find("h1", "cpudist.hosts.node_agent")
-    for process in job.find("h0", "cpudist.hosts.node_agent"):
-        if process.name() == "ssh":
-            process.kill()
+    _kill_ssh(job, "cpudist.hosts.node_agent")
     # The next agent is there, and the first one has left to it, before the job may end.
     assert poll(lambda: not any(process.is_running() for process in first), job.timeout)
     assert job.find("h1", "cpudist.hosts.node_agent")
     job.order("end")
 
 
-def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
+def signal_launcher(job: Job, number: signal.Signals) -> None:
     """As a terminal, `timeout` or a scheduler sends it: to the command that the user has started, and its children."""
-
-    def send(job: Job) -> None:
-        first = min(job.find("h0", "working.py"), key=lambda one: one.create_time())
-        for one in [first, *first.children()]:
-            with suppress(psutil.Error):
-                one.send_signal(number)
-
-    return send
+    first = min(job.find("h0", "working.py"), key=lambda one: one.create_time())
+    for one in [first, *first.children()]:
+        with suppress(psutil.Error):
+            one.send_signal(number)
 
 
 def flood(job: Job) -> None:
     """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
     (server,) = job.find("h0", "cpudist.store.serve")
     port = _listening_port(server.pid)
-    code = (
-        "import contextlib, socket, sys\n"
-        "strangers = [socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)]\n"
-        "strangers[0].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * 9)\n"
-        "with contextlib.suppress(ConnectionError):\n"
-        "    while strangers[0].recv(4096):  # until the store disconnects whoever sends garbage\n"
-        "        pass\n"
-        "for number in range(600):\n"
-        "    with contextlib.suppress(OSError):  # disconnected already\n"
-        "        strangers.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))\n"
-        "        if number % 3: strangers[-1].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
-    )
+    code = """if True:
+        import contextlib, socket, sys
+        garbage = b'GET / HTTP/1.0\\r\\n\\r\\n'
+        strangers = [socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)]
+        strangers[0].sendall(garbage * 9)
+        with contextlib.suppress(ConnectionError):
+            while strangers[0].recv(4096):  # until the store disconnects whoever sends garbage
+                pass
+        for number in range(600):
+            with contextlib.suppress(OSError):  # disconnected already
+                strangers.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))
+                strangers[-1].sendall(garbage * (number % 3 and number))
+    """
     # In the network of h1, but no process of its: the job's are counted.
-    namespace = job.rank(2).pid
-    command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
+    command = ["nsenter", "--target", str(job.rank(2).pid), "--net", sys.executable, "-c", code, str(port)]
     subprocess.run(command, timeout=60, check=True)
     job.order("end")
 
@@ -218,43 +204,39 @@ class Fault:
 
 
 _SAVES, _STALL = {"WORKING_SAVES": "1"}, {"WORKING_STALL": "10"}
-_GOES_ON = "going on from"
-_TWICE = '"$@" || "$@"'  # as a scheduler queues a job again
+_restarted = partial(Fault, ends_well=True, launch_only=True, options=("--max-restarts", "1"), variables=_SAVES)
 
 FAULTS: dict[str, Fault] = {
     "none": Fault(lambda job: job.order("end"), ends_well=True),
-    "rank 3 killed": Fault(kill(3)),
-    "rank 0 killed": Fault(kill(0)),
+    "rank 3 killed": Fault(lambda job: job.rank(3).kill()),
+    "rank 0 killed": Fault(lambda job: job.rank(0).kill()),
     "rank 3 out of memory": Fault(out_of_memory),
     "rank 3 raises": Fault(lambda job: job.order("raise-3")),
     "disk full on rank 0": Fault(lambda job: job.order("full-0")),
     "rank 3 stuck in Python": Fault(lambda job: job.order("stuck-3")),
-    "rank 3 stopped": Fault(stop),
+    "rank 3 stopped": Fault(lambda job: job.rank(3).suspend()),  # MPI's launcher has to kill it
     "link of h1 down": Fault(lambda job: job.bed.disconnect("h1")),
     "h1 loses its power": Fault(lambda job: job.bed.kill("h1")),
     "h1 frozen": Fault(freeze),
     "ssh to h1 lost": Fault(lose_ssh, ends_well=None),
     "launch's ssh to h1 lost": Fault(lose_agent, ends_well=True, says="connecting again", launch_only=True),
     "store killed": Fault(lambda job: job.find("h0", "cpudist.store.serve")[0].kill()),
-    "Ctrl-C": Fault(signal_launcher(signal.SIGINT)),
-    "SIGTERM": Fault(signal_launcher(signal.SIGTERM)),
+    "Ctrl-C": Fault(partial(signal_launcher, number=signal.SIGINT)),
+    "SIGTERM": Fault(partial(signal_launcher, number=signal.SIGTERM)),
     "strangers flood the store": Fault(flood, ends_well=True),
     "rank 3 holds the GIL": Fault(lambda job: job.order("gil-3"), says="the limit is 10 s", variables=_STALL),
     "all ranks stuck in a loader": Fault(all_stuck, says="the limit is 10 s", variables=_STALL),
     "store lost after rank 0's end": Fault(lose_store_late, variables=_STALL),
-    "rank 3 killed, job restarted": Fault(
-        kill_with_checkpoints, True, _GOES_ON, launch_only=True, options=("--max-restarts", "1"), variables=_SAVES
-    ),
+    "rank 3 killed, job restarted": _restarted(kill_with_checkpoints, says="going on from"),
     "rank 3 killed, job queued again": Fault(
-        kill_with_checkpoints, True, _GOES_ON, variables={**_SAVES, "CPUDIST_RUN_ID": "queued"}, shell=_TWICE
-    ),
-    "checkpoint damaged, job restarted": Fault(
-        partial(kill_with_checkpoints, damage=True),
+        kill_with_checkpoints,
         True,
-        "trying the one before",
-        launch_only=True,
-        options=("--max-restarts", "1"),
-        variables=_SAVES,
+        "going on from",
+        variables={**_SAVES, "CPUDIST_RUN_ID": "queued"},
+        shell='"$@" || "$@"',  # as a scheduler queues a job again
+    ),
+    "checkpoint damaged, job restarted": _restarted(
+        partial(kill_with_checkpoints, damage=True), says="trying the one before"
     ),
     "a child without variables": Fault(leave_a_child, launch_only=True),
     "disk full under launch's output": Fault(
@@ -290,15 +272,18 @@ class Ending:
         status: the launcher's; None if it had to be killed.
         seconds: from the fault until the launcher had returned and no process was left.
         left: the processes that had to be killed.
-        said: cpudist's own lines.
         output: all that the launcher and the ranks have written.
     """
 
     status: int | None
     seconds: float
     left: dict[str, dict[int, str]]
-    said: list[str]
     output: str
+
+    @property
+    def said(self) -> list[str]:
+        """cpudist's own lines."""
+        return [line for line in self.output.splitlines() if line.startswith("cpudist: ")]
 
     def is_right(self, fault: str, timeout: float) -> bool:
         """Whether the job ended in time, left nothing behind, and its status tells what happened."""
@@ -333,5 +318,4 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
             assert broken, f"the job ended before it was at work: {ended.returncode}\n{output}"
-            said = [line for line in output.splitlines() if line.startswith("cpudist: ")]
-            return Ending(ended.returncode, ended.at - broken[0], ended.left, said, output)
+            return Ending(ended.returncode, ended.at - broken[0], ended.left, output)

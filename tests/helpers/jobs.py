@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +50,7 @@ sys.exit(process.wait())
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended.
-
-    Attributes:
-        returncode: exit status; negative for a signal.
-        stdout, stderr: what it wrote.
-    """
+    """How a job ended, with a negative `returncode` for a signal."""
 
     returncode: int
     stdout: str
@@ -75,19 +70,10 @@ class Result:
 def run(
     command: list[str], timeout: float, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
 ) -> Result:
-    """Run a command to its end.
-
-    Args:
-        command: words of the command line.
-        timeout: seconds after which the job is killed.
-        env: variables added to this process's.
-        cwd: working directory; this process's by default.
-
-    Returns:
-        How it ended.
+    """Run a command to its end, with the variables `env` added to this process's.
 
     Raises:
-        AssertionError: the job did not end within `timeout`, or left processes behind. They are killed.
+        AssertionError: the job did not end within `timeout` seconds, or left processes behind. They are killed.
     """
     mark = uuid.uuid4().hex
     variables = {**environment(env), _MARK: mark}
@@ -104,14 +90,15 @@ def run(
             start_new_session=True,
         )
         try:
-            process.wait(timeout)
-            expired = False
-        except subprocess.TimeoutExpired:
-            expired = True
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout)
+            expired = process.poll() is None
         finally:
-            left = [] if process.poll() is None else _wait_until_gone(mark)
-            if left or process.poll() is None:
-                _kill(mark, process)
+            if process.poll() is not None:
+                poll(lambda: not _members(mark), _LEAVE_SECONDS)
+            if left := list(_members(mark).values()):
+                kill_all(lambda: _members(mark), _LEAVE_SECONDS)
+            process.wait(_LEAVE_SECONDS)  # which no signal ends where a file system hangs
         stdout.seek(0)
         stderr.seek(0)
         result = Result(process.returncode, stdout.read(), stderr.read())
@@ -119,6 +106,18 @@ def run(
     assert not expired, f"{command} did not end within {timeout} s\n{result.output}"
     assert not left, f"{command} left processes behind: {left}\n{result.output}"
     return result
+
+
+def kill_all(members: Callable[[], Iterable[int]], seconds: float) -> bool:
+    """Kill processes repeatedly, because one may fork meanwhile; return whether none is left."""
+
+    def none_left() -> bool:
+        for pid in (pids := list(members())):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    return poll(none_left, seconds)
 
 
 def completed(
@@ -200,23 +199,3 @@ def _members(mark: str) -> dict[int, str]:
             if process.environ().get(_MARK) == mark:
                 members[process.pid] = " ".join(process.cmdline())
     return members
-
-
-def _wait_until_gone(mark: str) -> list[str]:
-    """Wait until the job's processes have ended; return the command lines of those that have not."""
-    poll(lambda: not _members(mark), _LEAVE_SECONDS)
-    return list(_members(mark).values())
-
-
-def _kill(mark: str, process: subprocess.Popen[bytes]) -> None:
-    """Kill all processes of a job, repeatedly, because one may fork meanwhile."""
-
-    def none_left() -> bool:
-        members = _members(mark)
-        for pid in members:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return not members
-
-    poll(none_left, _LEAVE_SECONDS)
-    process.wait(_LEAVE_SECONDS)  # which no signal ends where a file system hangs

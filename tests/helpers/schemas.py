@@ -43,9 +43,10 @@ def reduced(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
     schema = {key: value for key, value in schema.items() if key != "description"}
     inside = [one for value in values if isinstance(value, dict) for one in value.values()]
     if "properties" in schema:
-        of_each = {name: [value[name] for value in values if name in value] for name in schema["properties"]}
         schema["properties"] = {
-            name: reduced(schema["properties"][name], found) for name, found in of_each.items() if found
+            name: reduced(part, found)
+            for name, part in schema["properties"].items()
+            if (found := [value[name] for value in values if name in value])
         }
     if isinstance(schema.get("additionalProperties"), dict):
         schema["additionalProperties"] = reduced(schema["additionalProperties"], inside)
@@ -57,10 +58,8 @@ def reduced(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     from manifests import FOLDER, KINDS, from_file
 
-    _documents = [
-        *(one for kind in KINDS for one in from_file(kind)),
-        yaml.safe_load((FOLDER / "elastic.yaml").read_text()),
-    ]
+    _documents = [one for kind in KINDS for one in from_file(kind)]
+    _documents.append(yaml.safe_load((FOLDER / "elastic.yaml").read_text()))
     for _document in _documents:
         _document["metadata"]["namespace"] = "kubeflow"  # as kubectl adds it
     for _kind, _file in CRDS.items():

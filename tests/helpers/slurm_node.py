@@ -3,15 +3,15 @@
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from cpudist.topology.identity import free_port
 from cpudist.waiting import poll
 
 _SECONDS = 60.0  # for Slurm to start or end, on a machine that is busy
@@ -29,15 +29,11 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
 SelectType=select/cons_tres
 FirstJobId={first}
-MpiDefault=none
 ReturnToService=2
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-JobAcctGatherType=jobacct_gather/none
 NodeName={host} NodeAddr=127.0.0.1 {processor} State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -65,36 +61,23 @@ def slurm_node(folder: Path, processor: str = "") -> Iterator[dict[str, str]]:
             pytest.skip(f"{program} (Debian: slurm-wlm, munge) is not installed")
     if os.geteuid() != 0:
         pytest.skip("slurmd has to be started as root")
-    daemons: list[subprocess.Popen[bytes]] = []
-    try:
+    with ExitStack() as daemons:
         variables = _configure(folder, processor)
-        daemons.append(_munged(folder))
-        for program, arguments in (("slurmctld", ["-D", "-c"]), ("slurmd", ["-D"])):
-            daemons.append(_start(folder, [program, *arguments], variables))
+        daemons.enter_context(_munged(folder))
+        for command in (["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
+            daemons.enter_context(_running(folder, command, variables))
         _wait_until_idle(variables, folder)
         yield variables
-    finally:
-        for daemon in reversed(daemons):
-            daemon.send_signal(signal.SIGTERM)
-            try:
-                daemon.wait(_SECONDS)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
 
 
 def _configure(folder: Path, processor: str) -> dict[str, str]:
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(mode=0o700)
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        ports = first.getsockname()[1], second.getsockname()[1]
     text = _CONFIGURATION.format(
         host=socket.gethostname(),
         folder=folder,
-        control=ports[0],
-        daemon=ports[1],
+        control=free_port(),
+        daemon=free_port(),
         processor=processor or f"CPUs={os.cpu_count()}",
         # A job's port follows from its number, and another test run may have a cluster here at the same time.
         first=random.randrange(1, 1_000_000),
@@ -105,19 +88,28 @@ def _configure(folder: Path, processor: str) -> dict[str, str]:
     return {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}
 
 
-def _munged(folder: Path) -> subprocess.Popen[bytes]:
+def _munged(folder: Path) -> AbstractContextManager[None]:
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={folder}/munge/{name}" for option, name in names.items()]
-    return _start(folder, ["munged", "--foreground", "--force", *options], {"PATH": _PATH})
+    return _running(folder, ["munged", "--foreground", "--force", *options], {})
 
 
-def _start(folder: Path, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+@contextmanager
+def _running(folder: Path, command: list[str], variables: dict[str, str]) -> Iterator[None]:
     with open(folder / f"{command[0]}.out", "wb") as output:
-        program = shutil.which(command[0], path=_PATH)
-        return subprocess.Popen([program, *command[1:]], stdout=output, stderr=output, env=variables)
+        daemon = subprocess.Popen(command, stdout=output, stderr=output, env={"PATH": _PATH, **variables})
+    try:
+        yield
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
 
 
 def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
@@ -127,5 +119,5 @@ def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
         return asked.stdout.strip() == "idle"
 
     if not poll(idle, _SECONDS):
-        logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("slurm*.log")))
+        logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("slurm*.out")))
         pytest.fail(f"Slurm does not start within {_SECONDS:g} s: {logs}")

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.job, pytest.mark.usefixtures("possible")]
 
 def test_a_slow_link_is_named(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     figures = tmp_path / "cluster.json"
-    with Bed(tmp_path_factory.mktemp("bed"), hosts=3, rate="400mbit") as bed:
+    with Bed(tmp_path_factory.mktemp("bed"), hosts=3) as bed:
+        bed.limit("400mbit")
         bed.limit("40mbit", "h2")
         command = [str(BIN / "cpudist"), "test", "--hostfile", bed.hostfile(), "--json", str(figures)]
         env = {"XDG_CACHE_HOME": str(tmp_path), "CPUDIST_CACHE": str(cache_folder())}

@@ -173,55 +173,44 @@ def _bert(attention: str) -> tuple[nn.Module, Any]:
     from transformers import BertModel
 
     p = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    return BertModel(small_bert(64, 64, 1, 2, 64, attn_implementation=attention, **p)), torch.randint(64, (4, 64))
+    return BertModel(small_bert(64, 64, 1, 2, 64, attn_implementation=attention, **p)), [torch.randint(64, (4, 64))]
 
 
 def _encoder() -> tuple[nn.Module, Any]:
-    return nn.TransformerEncoderLayer(64, 2, 64, 0.1, batch_first=True), torch.randn(4, 64, 64)
-
-
-class Weights(nn.Module):
-    """Attention that also returns its weights, which torch computes without sdpa."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(64, 2, 0.1, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.attention(x, x, x)[0]
+    return nn.TransformerEncoderLayer(64, 2, 64, 0.1, batch_first=True), [torch.randn(4, 64, 64)]
 
 
 def _attention() -> tuple[nn.Module, Any]:
-    return Weights(), torch.randn(4, 64, 64)
+    """It also returns its weights, which torch computes without sdpa."""
+    return nn.MultiheadAttention(64, 2, 0.1, batch_first=True), [torch.randn(4, 64, 64)] * 3
 
 
 @pytest.mark.parametrize("made", [partial(_bert, "sdpa"), partial(_bert, "eager"), _encoder, _attention])
 def test_a_model_gets_it_and_its_copies_and_no_other(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (model, inputs), (other, _) = made(), made()
-    torchs = _seeded(lambda: model(inputs))
+    torchs = _seeded(lambda: model(*inputs))
     assert dropout.divide(model)
     file = io.BytesIO()
     torch.save(model, file)
     saved = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
     for divided in (model, copy.deepcopy(model), saved):
-        assert "aten::bernoulli_" not in _operators(lambda: divided(inputs)), "neither of layers nor of attention"  # noqa: B023
-    assert "cpudist::masked" not in _operators(lambda: other(inputs))
-    assert "cpudist::masked" not in _operators(lambda: model.eval()(inputs))
+        assert "aten::bernoulli_" not in _operators(lambda: divided(*inputs)), "neither of layers nor of attention"  # noqa: B023
+    assert "cpudist::masked" not in _operators(lambda: other(*inputs))
+    assert "cpudist::masked" not in _operators(lambda: model.eval()(*inputs))
     dropout.restore(model.train())
     monkeypatch.setattr(dropout, "_key", None)  # the saved model in a process that has not loaded the operators
     for again in (model, saved):
-        repeated = _seeded(lambda: again(inputs))  # noqa: B023
-        for one, two in zip(*(o.values() if isinstance(o, dict) else [o] for o in (torchs, repeated)), strict=True):
-            assert torch.equal(one, two)
+        repeated = _seeded(lambda: again(*inputs))  # noqa: B023
+        torch.testing.assert_close(repeated, torchs, rtol=0, atol=0)
 
 
 def test_transforms_of_attention() -> None:
     """torch.func has torch's masks there; batched gradients are of ours."""
-    model, inputs = _attention()
+    model, (inputs, *_) = _attention()
     parameters = dict(model.named_parameters())
 
-    def loss(parameters: Any, inputs: torch.Tensor) -> Any:
-        return func.functional_call(model, parameters, inputs).square().mean()
+    def loss(parameters: Any, x: torch.Tensor) -> Any:
+        return func.functional_call(model, parameters, (x, x, x))[0].square().mean()
 
     each = func.vmap(func.grad(loss), in_dims=(None, 0), randomness="different")
     wanted = _seeded(lambda: each(parameters, inputs.repeat(2, 1, 1, 1)))
@@ -229,7 +218,7 @@ def test_transforms_of_attention() -> None:
     found = _seeded(lambda: each(parameters, inputs.repeat(2, 1, 1, 1)))
     for name, one in found.items():
         assert torch.equal(one, wanted[name])
-    result, directions = model(inputs), torch.randn(3, *inputs.shape)
+    result, directions = model(inputs, inputs, inputs)[0], torch.randn(3, *inputs.shape)
     gradients = partial(torch.autograd.grad, result, list(parameters.values()), retain_graph=True)
     for one, *rows in zip(gradients(directions, is_grads_batched=True), *map(gradients, directions), strict=True):
         torch.testing.assert_close(one, torch.stack(rows))

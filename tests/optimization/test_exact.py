@@ -6,8 +6,9 @@ A small model is trained twice, by the same program: by torch alone, under `torc
 import copy
 import inspect
 import io
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,15 +149,12 @@ def _oracle(kind: str, dtype: torch.dtype, uses: set[str]) -> list[torch.Tensor]
 
 
 def _optimized(kind: str, dtype: torch.dtype, uses: set[str]) -> list[torch.Tensor]:
-    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        cpudist.optimize(model, optimizer, dtype, keep_memory=False)
-
     def call(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
         outputs = model(*inputs)
         assert outputs.dtype is torch.float32
         return outputs
 
-    return _train(make, call, kind, uses)
+    return _train(partial(cpudist.optimize, dtype=dtype, keep_memory=False), call, kind, uses)
 
 
 @given(
@@ -199,18 +197,9 @@ def test_a_forward_pass_within_itself_and_in_other_threads() -> None:
     """Also one that fails leaves autocast off."""
     model, _ = cpudist.optimize(Tree(), None, torch.bfloat16, keep_memory=False)
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-    wanted, found = model(x)["sum"], []
-
-    def run() -> None:
-        for _ in range(20):
-            found.append((model(x)["sum"], torch.is_autocast_enabled("cpu")))
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 60
+    wanted = model(x)["sum"]
+    with ThreadPoolExecutor(3) as threads:
+        found = threads.map(lambda _: (model(x)["sum"], torch.is_autocast_enabled("cpu")), range(60))
     assert all(torch.equal(output, wanted) and not on for output, on in found)
     assert set(model.seen) == {torch.bfloat16}
     assert [value.dtype for value in model(x).values()] == [torch.float32, torch.int64, torch.float64]

@@ -32,14 +32,10 @@ def _model() -> torch.nn.Module:
     )
 
 
-def _data() -> tuple[torch.Tensor, torch.Tensor]:
+def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> float:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(128, 1, 8, 8, generator=generator)
-    return images, (images.flatten(1) @ torch.randn(64, 10, generator=generator)).argmax(1)
-
-
-def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> float:
-    images, labels = _data()
+    labels = (images.flatten(1) @ torch.randn(64, 10, generator=generator)).argmax(1)
     for _ in range(steps):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()

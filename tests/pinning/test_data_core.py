@@ -1,14 +1,11 @@
 """Ranks that have a core for loading data, as in plans of larger machines, and threads that other code places."""
 
-import json
 import os
 import sys
-from pathlib import Path
 
 import jobs
 import pytest
 
-SCRIPT = str(Path(__file__).parent / "checks" / "planned.py")
 CPUS = sorted(os.sched_getaffinity(0))
 
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")
@@ -16,8 +13,22 @@ pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")
 
 @pytest.mark.job
 def test_a_core_for_data_is_none_to_poll_on() -> None:
-    alone = json.loads(jobs.completed([sys.executable, SCRIPT], 120).stdout)
-    assert (alone["main"], alone["polls"]) == ([CPUS[0]], False)
+    program = """if True:
+        import os
+        from cpudist import launchers
+        from cpudist.backends.ccl import extension
+        from cpudist.job import start_job
+        from cpudist.job.job_options import JobOptions
+        from cpudist.pinning import Pinning
+        from cpudist.topology.pinning_plan import RankPlan
+
+        first, second, *_ = sorted(os.sched_getaffinity(0))
+        plan = RankPlan(0, (first,), 1, data_cpus=(second,), numa_nodes=(0,))
+        job = start_job(launchers.detect(), JobOptions(backend="ccl", timeout=60), Pinning(plan, bound=True))
+        print(extension.load().polls(), os.sched_getaffinity(0) == {first})
+        job.shutdown()
+    """
+    assert jobs.completed([sys.executable, "-c", program], timeout=120).stdout == "False True\n"
 
 
 @pytest.mark.job

@@ -11,7 +11,7 @@ from typing import Any
 
 import jobs
 import pytest
-from control_group import ControlGroup, control_group
+from control_group import ControlGroup
 from layouts import format_mask
 from slurm_node import slurm_node
 
@@ -45,18 +45,14 @@ def probe(
 
 
 def check(found: list[dict[str, Any]], expected: Plan) -> None:
-    """Every thread of every rank is where the plan has it."""
+    """Every thread of every rank is where the plan has it, and tcmalloc is its allocator, if it is installed."""
+    there = wanted_allocator({}) is not None
     for rank, share in zip(found, expected.ranks, strict=True):
         assert rank["main"] == list(share.cpus)
         assert rank["omp_threads"] == share.omp_threads == len(share.cpus)
+        assert (rank["preloaded"], rank["tcmalloc"]) == (there, there)
         for mask in rank["threads"]:
             assert set(mask) <= set(share.mask), rank
-
-
-@pytest.fixture
-def cgroup() -> Iterator[ControlGroup]:
-    with control_group() as made:
-        yield made
 
 
 TORCHRUN = jobs.torchrun(2, "--no-python")
@@ -74,10 +70,7 @@ def test_ranks_pin_themselves(name: str) -> None:
         pytest.skip(f"{launcher[0]} is not installed")
     if name == "open-mpi" and "PYTHONPATH" in os.environ:
         launcher = [*launcher, "-x", "PYTHONPATH"]
-    found = probe(launcher)
-    check(found, plan())
-    there = wanted_allocator({}) is not None
-    assert [(rank["preloaded"], rank["tcmalloc"]) for rank in found] == [(there, there)] * 2
+    check(probe(launcher), plan())
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +135,6 @@ def test_under_intel_mpi_with_standard_input_and_a_record(tmp_path: Path) -> Non
     launcher = ["sh", "-c", f'exec "$@" < {text}', "sh", *jobs.mpirun(2)]
     found = probe(launcher, "--record", str(record))
     check(found, plan())
-    there = wanted_allocator({}) is not None
-    assert [(rank["preloaded"], rank["tcmalloc"]) for rank in found] == [(there, there)] * 2
     assert found[0]["stdin"] == "a line\n"
     for seen, share in zip(json.loads(record.read_text())["pinning"], plan().ranks, strict=True):
         assert (seen["cpus"], seen["omp_threads"]) == (list(share.mask), share.omp_threads)

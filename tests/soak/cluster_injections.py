@@ -48,32 +48,26 @@ class Hosts:
         self.folder = self._top / "work"  # that they work in
         for folder in (self.folder, self._top / "bed"):
             folder.mkdir()
-        self._group = stack.enter_context(control_group())
+        self.group = stack.enter_context(control_group())
         self.bed = stack.enter_context(Bed(self._top / "bed", count))
         self.bed.limit(_RATE, burst=_BURST)
-        self._confined = ""
+        self.confined = ""  # the host in that group
 
     def sh(self, host: str, *commands: str) -> None:
         """Run commands of a shell on a host."""
         result = self.bed.run(host, ["sh", "-ec", "\n".join(commands)], timeout=30, cwd="/")
         assert result.returncode == 0, result.output
 
-    def confine(self, host: str, kind: str, **limits: str) -> None:
-        """Limit all processes of a host by a control group."""
-        self._group.limit(kind, **limits)
-        self.bed.join(host, self._group)
-        self._confined = host
-
     def test(self, injection: Injection) -> tuple[jobs.Result, list[str]]:
         """Run `cpudist test`; return how it ended, and what it said: its findings, or its errors where it has none."""
         file = self._top / "cluster.json"
-        file.unlink(missing_ok=True)
-        command = [str(jobs.BIN / "cpudist"), "test", "--json", str(file), *injection.options]
+        command = [str(jobs.BIN / "cpudist"), "test", "--json", str(file)]
+        command += ["--interface", injection.interface] if injection.interface else []
         if injection.launched:
             command += ["--hostfile", self.bed.hostfile()]
         else:
             command = [*mpirun_on(self.bed, "intel", 1), *command]
-        command = self._group.inside(command) if self._confined == "h0" else command
+        command = self.group.inside(command) if self.confined == "h0" else command
         result = self.bed.run("h0", command, _SECONDS, {"XDG_CACHE_HOME": str(self._top)}, self.folder)
         if not (file.exists() and file.read_text()):
             return result, re.findall(_OWN_LINES, result.stderr, re.MULTILINE)
@@ -88,8 +82,8 @@ def link(hosts: Hosts, name: str, rate: str) -> None:
     hosts.bed.limit(rate, name, burst=_BURST)
 
 
-def sending(hosts: Hosts, name: str, rate: str) -> None:
-    hosts.sh(name, f"tc qdisc replace dev eth0 root tbf rate {rate} burst {_BURST} latency 20ms")
+def sending(hosts: Hosts, name: str, rate: str, interface: str = "eth0") -> None:
+    hosts.sh(name, f"tc qdisc replace dev {interface} root tbf rate {rate} burst {_BURST} latency 20ms")
 
 
 def sending_to(hosts: Hosts, name: str, other: str, rate: str) -> None:
@@ -106,7 +100,9 @@ def sending_to(hosts: Hosts, name: str, other: str, rate: str) -> None:
 def quota(hosts: Hosts, name: str, cores: float) -> None:
     """So few that it is slow although all hosts share a busy machine."""
     used = str(round(cores * _PERIOD))
-    hosts.confine(name, "cpu", cpu__cfs_quota_us=used, cpu__max=f"{used} {_PERIOD}")
+    hosts.group.limit("cpu", cpu__cfs_quota_us=used, cpu__max=f"{used} {_PERIOD}")
+    hosts.bed.join(name, hosts.group)
+    hosts.confined = name
 
 
 def closed(hosts: Hosts, name: str, ports: str, verdict: str = "drop") -> None:
@@ -128,7 +124,7 @@ def second_network(hosts: Hosts, names: str, slow: str = "") -> None:
         hosts.sh(name, "ip link add eth1 link eth0 type macvlan mode bridge", f"ip address add {address}/24 dev eth1")
         hosts.sh(name, "ip link set eth1 up")
     if slow:
-        hosts.sh(slow, f"tc qdisc replace dev eth1 root tbf rate 15mbit burst {_BURST} latency 20ms")
+        sending(hosts, slow, "15mbit", "eth1")
 
 
 def no_route(hosts: Hosts) -> None:
@@ -175,9 +171,8 @@ def own_folder(hosts: Hosts, *names: str) -> None:
 
 
 def no_folder(hosts: Hosts, name: str) -> None:
-    hosts.sh(
-        name, f"mkdir /run/empty; cp -r {hosts.folder}/../bed /run/empty; mount --bind /run/empty {hosts.folder}/.."
-    )
+    top = hosts.folder.parent
+    hosts.sh(name, f"mkdir /run/empty; cp -r {top}/bed /run/empty; mount --bind /run/empty {top}")
 
 
 @dataclass(frozen=True)
@@ -185,92 +180,78 @@ class Injection:
     """A way to break hosts.
 
     Attributes:
-        hosts: how many there are.
-        strike: breaks some of them.
-        broken: their names, with spaces.
-        says: what must be said, a regular expression for each sentence.
+        broken: names of the broken hosts, with spaces.
+        says: what must be said of each broken host, a regular expression with {} for its name; empty: nothing.
+        strike: breaks them.
+        words: arguments of `strike`.
+        hosts: number of hosts.
         launched: whether `cpudist launch` starts the ranks, or the user's mpirun.
-        options: of `cpudist test`.
+        interface: which one `cpudist test` is told to use.
     """
 
-    hosts: int
-    strike: Callable[[Hosts], None]
     broken: str
-    says: tuple[str, ...]
+    says: str
+    strike: Callable[..., None]
+    words: tuple[Any, ...] = ()
+    hosts: int = 3
     launched: bool = True
-    options: tuple[str, ...] = ()
+    interface: str = ""
 
     def judge(self, said: list[str]) -> str:
         """Return what is wrong with what was said; empty where nothing is."""
-        missed = [words for words in self.says if not any(re.search(words, line) for line in said)]
+        broken = self.broken.split()
+        expected = [self.says.replace("{}", name) for name in broken]
+        missed = [words for words in expected if not any(re.search(words, line) for line in said)]
         named = {line: set(re.findall(r"\bh\d\b", line.partition(": ")[0])) for line in said}
-        others = [line for line, hosts in named.items() if hosts and not hosts & set(self.broken.split())]
+        others = [line for line, hosts in named.items() if hosts and not hosts & set(broken)]
         return "; ".join([*(f"missed: {words}" for words in missed), *(f"misnamed: {line}" for line in others)])
 
 
-_SLOW = r"has 0\.\d+ of the others' speed in float32"
+_SLOW = r"{}: has 0\.\d+ of the others' speed in float32.*quota of 0.06"
 _CPUDIST = (cpudist.version.__file__, '__version__ = "0.0.1"')
 _TORCH = (distribution("torch").locate_file(f"torch-{installed('torch')}.dist-info/METADATA"), "Version: 0.0.1")
-_CLOSED, _AWAY = "does not let this host connect to its free ports", "cannot connect to this host at "
-_ETH1: dict[str, Any] = {"options": ("--interface", "eth1")}
+_CLOSED, _AWAY = "{} does not let this host connect to its free ports", "{} cannot connect to this host at "
 _ALL = "1024-65535"  # ports
-_BY_HAND = {"launched": False}
-_SHM = "has .* free in /dev/shm"
+_LINK = "{}: sends and receives at"
 
 INJECTIONS = {
-    "link h2 of 3": Injection(3, lambda hosts: link(hosts, "h2", "10mbit"), "h2", ("h2: sends and receives at",)),
-    "link h0 of 4": Injection(
-        4, lambda hosts: link(hosts, "h0", "25mbit"), "h0", ("h0: sends and receives at",), **_BY_HAND
-    ),
-    "sending h1 of 3": Injection(3, lambda hosts: sending(hosts, "h1", "20mbit"), "h1", ("h1: sends at",)),
-    "pair h1 to h3 of 4": Injection(
-        4, lambda hosts: sending_to(hosts, "h1", "h3", "15mbit"), "h1", (r"h1 to h3: \d+",)
-    ),
-    "quota h2 of 3": Injection(3, lambda hosts: quota(hosts, "h2", 0.06), "h2", (f"h2: {_SLOW}.*quota of 0.06",)),
-    "quota h0 of 3": Injection(
-        3, lambda hosts: quota(hosts, "h0", 0.06), "h0", (f"h0: {_SLOW}.*quota of 0.06",), **_BY_HAND
-    ),
-    "ports h1 of 3": Injection(3, lambda hosts: closed(hosts, "h1", _ALL), "h1", (f"h1 {_CLOSED}",)),
-    "ports h0 of 3": Injection(3, lambda hosts: closed(hosts, "h0", _ALL), "h1 h2", (f"h1 {_AWAY}", f"h2 {_AWAY}")),
-    "ports refused h2 of 3": Injection(
-        3, lambda hosts: closed(hosts, "h2", _ALL, "reject with tcp reset"), "h2", (f"h2 {_CLOSED}",)
-    ),
-    "ports h3 of 4": Injection(4, lambda hosts: closed(hosts, "h3", "10000-65535"), "h3", (f"h3 {_CLOSED}",)),
-    "ports h1 of 3, mpirun": Injection(
-        3, lambda hosts: closed(hosts, "h1", _ALL), "h1", ("cpudist doctor --hostfile",), **_BY_HAND
-    ),
-    "no route h1, h2 of 3": Injection(3, no_route_between, "h2", ("h2 cannot connect to h1 at ",)),
+    "link h2 of 3": Injection("h2", _LINK, link, ("h2", "10mbit")),
+    "link h0 of 4": Injection("h0", _LINK, link, ("h0", "25mbit"), hosts=4, launched=False),
+    "sending h1 of 3": Injection("h1", "{}: sends at", sending, ("h1", "20mbit")),
+    "pair h1 to h3 of 4": Injection("h1", r"{} to h3: \d+", sending_to, ("h1", "h3", "15mbit"), hosts=4),
+    "quota h2 of 3": Injection("h2", _SLOW, quota, ("h2", 0.06)),
+    "quota h0 of 3": Injection("h0", _SLOW, quota, ("h0", 0.06), launched=False),
+    "ports h1 of 3": Injection("h1", _CLOSED, closed, ("h1", _ALL)),
+    "ports h0 of 3": Injection("h1 h2", _AWAY, closed, ("h0", _ALL)),
+    "ports refused h2 of 3": Injection("h2", _CLOSED, closed, ("h2", _ALL, "reject with tcp reset")),
+    "ports h3 of 4": Injection("h3", _CLOSED, closed, ("h3", "10000-65535"), hosts=4),
+    "ports h1 of 3, mpirun": Injection("h1", "cpudist doctor --hostfile", closed, ("h1", _ALL), launched=False),
+    "no route h1, h2 of 3": Injection("h2", "{} cannot connect to h1 at ", no_route_between),
     "no eth1 on h2 of 3": Injection(
-        3, lambda hosts: second_network(hosts, "h0 h1"), "h2", ("h2 has no network interface eth1",), **_ETH1
+        "h2", "{} has no network interface eth1", second_network, ("h0 h1",), interface="eth1"
     ),
-    "eth1 of h2 leads nowhere": Injection(3, no_route, "h2", (f"h2 {_AWAY}",), **_ETH1),
-    "docker0 of 3": Injection(3, docker, "h1 h2", (f"h1 {_AWAY}", f"h2 {_AWAY}"), options=("--interface", "docker0")),
-    "slow eth1 on h2 of 3": Injection(
-        3, lambda hosts: second_network(hosts, "h0 h1 h2", slow="h2"), "h2", ("h2: sends",), **_ETH1
-    ),
-    "h2 knows h0 wrongly": Injection(3, lambda hosts: wrong_address(hosts, "h2", "h0"), "h2", (f"h2 {_AWAY}",)),
-    "/dev/shm full h2 of 3": Injection(3, lambda hosts: full_memory(hosts, "h2", 64, 0), "h2", (f"h2 {_SHM}",)),
+    "eth1 of h2 leads nowhere": Injection("h2", _AWAY, no_route, interface="eth1"),
+    "docker0 of 3": Injection("h1 h2", _AWAY, docker, interface="docker0"),
+    "slow eth1 on h2 of 3": Injection("h2", "{}: sends", second_network, ("h0 h1 h2", "h2"), interface="eth1"),
+    "h2 knows h0 wrongly": Injection("h2", _AWAY, wrong_address, ("h2", "h0")),
+    "/dev/shm full h2 of 3": Injection("h2", "{} has .* free in /dev/shm", full_memory, ("h2", 64, 0)),
     "/dev/shm small h0 of 4": Injection(
-        4, lambda hosts: full_memory(hosts, "h0", 64, 32), "h0", (f"h0: {_SHM}",), **_BY_HAND
+        "h0", "{}: has .* free in /dev/shm", full_memory, ("h0", 64, 32), hosts=4, launched=False
     ),
-    "cpudist h1 of 3": Injection(3, lambda hosts: version(hosts, "h1", *_CPUDIST), "h1", ("h1 has cpudist 0.0.1",)),
-    "cpudist h2 of 4": Injection(
-        4, lambda hosts: version(hosts, "h2", *_CPUDIST), "h2", ("h2: has cpudist 0.0.1",), **_BY_HAND
-    ),
-    "torch h2 of 3": Injection(3, lambda hosts: version(hosts, "h2", *_TORCH), "h2", ("h2 has torch 0.0.1",)),
-    "folder h1, h2 of 4": Injection(
-        4, lambda hosts: own_folder(hosts, "h1", "h2"), "h1 h2", ("h1: does not share", "h2: does not share")
-    ),
-    "no folder h2 of 3": Injection(3, lambda hosts: no_folder(hosts, "h2"), "h2", ("h2 has no folder",)),
+    "cpudist h1 of 3": Injection("h1", "{} has cpudist 0.0.1", version, ("h1", *_CPUDIST)),
+    "cpudist h2 of 4": Injection("h2", "{}: has cpudist 0.0.1", version, ("h2", *_CPUDIST), hosts=4, launched=False),
+    "torch h2 of 3": Injection("h2", "{} has torch 0.0.1", version, ("h2", *_TORCH)),
+    "folder h1, h2 of 4": Injection("h1 h2", "{}: does not share", own_folder, ("h1", "h2"), hosts=4),
+    "no folder h2 of 3": Injection("h2", "{} has no folder", no_folder, ("h2",)),
 }
 
 
 def run(name: str) -> tuple[str, float, list[str], jobs.Result]:
     """Run an injection, or none; return what was wrong, the seconds, what was said, and the output."""
-    injection = INJECTIONS.get(name, Injection(3 + int(name.startswith("4")), lambda _hosts: None, "", ()))
+    injection = INJECTIONS.get(name) or Injection("", "", lambda _hosts: None, hosts=int(name[0]))
     with ExitStack() as stack:
         hosts = Hosts(injection.hosts, stack)
-        injection.strike(hosts)
+        injection.strike(hosts, *injection.words)
         begin = time.monotonic()
         result, said = hosts.test(injection)
         seconds = time.monotonic() - begin

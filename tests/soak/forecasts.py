@@ -17,6 +17,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+
+import jobs
+from bed import Bed, missing
+from control_group import control_group
+
+from cpudist import job
+from cpudist.bench.between_hosts import bert, random_tokens
+from cpudist.cli.forecast import network_rate
+from cpudist.observability import forecast
+from cpudist.observability.gradient_times import GradientTimes
+
 _STEPS, _STEPS_ALONE, _BATCH, _TOKENS = 16, 24, 2, 64  # alone more, whose spread counts too
 _SECONDS = 500.0  # of a run, at most
 _QUOTA, _PERIOD = 0.25, 8000  # of a core; in microseconds: short, so that a message does not wait long for the next
@@ -26,21 +38,11 @@ def train(steps: int, folder: str) -> None:
     """Train a BERT with 24.5 million parameters; a rank of the job."""
     from transformers import Trainer, TrainingArguments
 
-    from cpudist import job
-    from cpudist.bench.between_hosts import bert, random_tokens
-    from cpudist.observability.gradient_times import GradientTimes
-
     running = job.require()
     running.observers.add(GradientTimes(running, running.record))
     samples = [{"input_ids": row, "labels": row} for row in random_tokens(0, (4 * _BATCH * steps, _TOKENS))]
-    arguments = TrainingArguments(
-        folder,
-        max_steps=steps,
-        per_device_train_batch_size=_BATCH,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
+    words = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    arguments = TrainingArguments(folder, max_steps=steps, per_device_train_batch_size=_BATCH, **words)
     Trainer(bert(), arguments, train_dataset=samples).train()
 
 
@@ -48,9 +50,6 @@ class Hosts:
     """Hosts of a bed, each with a part of a core of its own; h0 and h2 share one."""
 
     def __init__(self, count: int, stack: ExitStack) -> None:
-        from bed import Bed
-        from control_group import control_group
-
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._groups = [stack.enter_context(control_group()) for _ in range(count)]
         self.bed = stack.enter_context(Bed(self._folder, count))
@@ -63,11 +62,10 @@ class Hosts:
 
     def run(self, name: str, hosts: int, scheme: str) -> dict[str, Any]:
         """Train on the first hosts together, and return the record."""
-        from jobs import BIN
-
         file, names = self._folder / f"{name}.json", ",".join(list(self.bed.addresses)[:hosts])
-        job = [str(BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1"]
-        ended = self.bed.run("h0", self._groups[0].inside([*job, *_command(file, scheme, _STEPS)]), _SECONDS)
+        command = [str(jobs.BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1"]
+        command += _command(file, scheme, _STEPS)
+        ended = self.bed.run("h0", self._groups[0].inside(command), _SECONDS)
         if ended.returncode:
             sys.exit(ended.output)
         return _read(file)
@@ -75,19 +73,17 @@ class Hosts:
     def run_alone(self, name: str, hosts: int) -> dict[str, Any]:
         """Train on each of the first hosts by itself, all at the same time; return the record of the slowest."""
         files = [self._folder / f"{name}-{index}.json" for index in range(hosts)]
-        jobs = [
+        running = [
             self.bed.start(f"h{index}", group.inside(_command(file, "none", _STEPS_ALONE)), file.with_suffix(".log"))
             for index, (group, file) in enumerate(zip(self._groups, files, strict=False))
         ]
-        if any(job.wait(_SECONDS) for job in jobs):
+        if any(process.wait(_SECONDS) for process in running):
             sys.exit("".join(file.with_suffix(".log").read_text() for file in files))
         return max(map(_read, files), key=_step)
 
 
 def _command(record: Path, scheme: str, steps: int) -> list[str]:
-    from jobs import BIN
-
-    return [str(BIN / "cpudist-train"), "--record", str(record), "--compress", scheme, __file__, "train", str(steps)]
+    return jobs.train("--record", str(record), "--compress", scheme, __file__, "train", str(steps))
 
 
 def _step(record: dict[str, Any]) -> float:
@@ -95,8 +91,7 @@ def _step(record: dict[str, Any]) -> float:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(file.read_text())
-    return record
+    return json.loads(file.read_text())
 
 
 def main() -> None:
@@ -105,13 +100,8 @@ def main() -> None:
     parser.add_argument("--rates", default="100mbit,1gbit,10gbit")
     parser.add_argument("--hosts", default="2,4")
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
-    from bed import missing
-
     if reason := missing():
         sys.exit(reason)
-    from cpudist.observability import forecast
-
     forecast.BYTE /= _QUOTA  # they are for a whole core
     forecast.VALUE = {scheme: seconds / _QUOTA for scheme, seconds in forecast.VALUE.items()}
     numbers, errors = list(map(int, options.hosts.split(","))), []
@@ -131,10 +121,7 @@ def main() -> None:
 
 
 def _compare(one: dict[str, Any], run: dict[str, Any], rate: str, hosts: int, scheme: str) -> float:
-    from cpudist.cli.forecast import network_rate
-    from cpudist.observability.forecast import forecast
-
-    expected, measured = forecast(one, hosts, scheme, network_rate(rate)), _step(run)
+    expected, measured = forecast.forecast(one, hosts, scheme, network_rate(rate)), _step(run)
     error = expected.step / measured - 1
     memory = f"memory {expected.memory >> 20} and {run['memory'] >> 20} MB"
     times = f"forecast {expected.step:.3f} s, measured {measured:.3f} s, {100 * error:+.1f} %"

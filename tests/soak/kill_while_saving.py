@@ -32,6 +32,7 @@ from jobs import train as cpudist_train
 
 import cpudist
 from cpudist.checkpoints import manifest
+from cpudist.checkpoints.folders import numbered
 from cpudist.waiting import poll
 
 _EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "language_model.py")
@@ -57,7 +58,7 @@ def main() -> int:
         script = ["--backend", "gloo", __file__, "train"] if options.asynchronous else [_EXAMPLE, *_WORDS]
         command = mpirun(2, *cpudist_train(*script, str(output)))
         for moment in range(options.moments):
-            victims = chance.choice([("0",), ("1",), ("0", "1")])
+            victims = chance.choice([["0"], ["1"], ["0", "1"]])
             os.environ.update(CPUDIST_RUN_ID=str(os.getpid()), CPUDIST_RESTART_COUNT=str(moment))
             was, problem = _kill_once(command, output, victims, chance.random() * _SAVING_SECONDS, newest)
             if not problem:
@@ -69,9 +70,7 @@ def main() -> int:
     return 1 if found["broken"] else 0
 
 
-def _kill_once(
-    command: list[str], output: Path, victims: tuple[str, ...], delay: float, newest: int
-) -> tuple[str, str]:
+def _kill_once(command: list[str], output: Path, victims: list[str], delay: float, newest: int) -> tuple[str, str]:
     """Run one job and kill ranks `delay` seconds after it has begun its second checkpoint.
 
     Returns:
@@ -84,51 +83,47 @@ def _kill_once(
         saved, incomplete = output / f"checkpoint-{newest + 1}", output / ".incomplete"
         if not poll(lambda: saved.is_dir() or job.poll() is not None, _START_SECONDS) or not saved.is_dir():
             return "", f"did not go on from checkpoint-{newest}: {log.read_text()[-2000:]}"
-        chosen = [process for rank, process in _ranks() if rank in victims]
+        ranks = _ranks()
         while not incomplete.is_dir() and job.poll() is None:
             time.sleep(0.001)
         time.sleep(delay)
-        for process in chosen:
-            process.kill()
-        _, left, _ = next(os.walk(incomplete), ("", [], []))
+        for rank in victims:
+            ranks[rank].kill()
+        left = [path.name for path in incomplete.glob("*") if path.is_dir()]
         deletes = any(name.startswith("old-") for name in left)
         was = "deleting" if deletes else "writing" if left else "before, after or between"
         job.wait(_START_SECONDS)
     finally:
-        for _, process in _ranks():
+        for process in _ranks().values():
             process.kill()
         job.wait()
     goes_on = f"going on from {output}/checkpoint-{newest}\n" in log.read_text()
     return was, "" if goes_on or not newest else f"went on from elsewhere than checkpoint-{newest}"
 
 
-def _ranks() -> list[tuple[str, psutil.Process]]:
+def _ranks() -> dict[str, psutil.Process]:
     """Return the ranks of the job that this process has started."""
-    found = []
+    found = {}
     for process in psutil.process_iter(["environ", "cmdline"]):
         variables, words = process.info["environ"] or {}, process.info["cmdline"] or []
         if variables.get("CPUDIST_RUN_ID") == str(os.getpid()) and words[1:2] == cpudist_train():
-            found.append((variables["PMI_RANK"], process))
+            found[variables["PMI_RANK"]] = process
     return found
 
 
 def _look_at(output: Path) -> tuple[int, str]:
     """Return the step of the newest checkpoint, and what is wrong with any of them (empty if nothing)."""
-    steps = sorted(int(path.name.removeprefix("checkpoint-")) for path in output.glob("checkpoint-*"))
-    if not steps:
+    checkpoints = numbered(output)
+    if not checkpoints:
         return 0, "no checkpoint is left"
-    for step in steps:
-        checkpoint = output / f"checkpoint-{step}"
-        try:
-            assert not (problem := manifest.damage(checkpoint)), problem
-            said = manifest.read(checkpoint)
-            assert said is not None
-            assert said.step == step
-        except Exception as error:  # noqa: BLE001 - any error means a broken checkpoint
-            return steps[-1], f"{checkpoint.name} is broken: {error}"
+    newest = max(checkpoints)
+    for step, checkpoint in checkpoints.items():
+        problem, said = manifest.damage(checkpoint), manifest.read(checkpoint)
+        if problem or said is None or said.step != step:
+            return newest, f"{checkpoint.name} is broken: {problem or said}"
     file = output.with_name("saved")
     text = file.read_text() if file.exists() else ""  # empty while it is written
-    return steps[-1], f"step {text} had been saved" if text and int(text) > steps[-1] + 1 else ""
+    return newest, f"step {text} had been saved" if text and int(text) > newest + 1 else ""
 
 
 def train(output: Path) -> None:

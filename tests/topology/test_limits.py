@@ -3,12 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jobs
 import pytest
-from control_group import ControlGroup, control_group
+from control_group import ControlGroup
 
 from cpudist.topology.kernel_files import Files
 from cpudist.topology.limits import Throttling, read_limits
@@ -95,12 +94,7 @@ def test_no_cgroups_limit_nothing(tmp_path: Path) -> None:
 
 def test_affinity_and_cpuset_are_intersected(tmp_path: Path) -> None:
     files = tree(
-        tmp_path,
-        {
-            "proc/self/mountinfo": V2,
-            "proc/self/cgroup": "0::/",
-            "sys/fs/cgroup/cpuset.cpus.effective": "2-9",
-        },
+        tmp_path, {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/cpuset.cpus.effective": "2-9"}
     )
     assert read_limits(files, affinity=frozenset({3, 9}), env={}).cpus == {3, 9}
 
@@ -137,12 +131,6 @@ limits = machine.limits
 print(json.dumps({"cpus": sorted(limits.cpus), "memory": limits.memory, "pinned": plan.pinned,
                   "ranks": [[list(rank.cpus), rank.omp_threads] for rank in plan.ranks], "idle": plan.idle_cpus}))
 """
-
-
-@pytest.fixture
-def cgroup() -> Iterator[ControlGroup]:
-    with control_group() as made:
-        yield made
 
 
 @pytest.mark.job

@@ -16,12 +16,7 @@ from cpudist.topology.pinning_plan import Part, Plan, PlanOptions, make_plan
 
 
 def machine(
-    sockets: int = 1,
-    nodes: int = 1,
-    caches: int = 1,
-    cores: int = 1,
-    threads: int = 1,
-    limits: Limits | None = None,
+    sockets: int = 1, nodes: int = 1, caches: int = 1, cores: int = 1, threads: int = 1, limits: Limits | None = None
 ) -> Machine:
     """A regular machine: so many NUMA nodes in a socket, L3 caches in a node, cores in a cache."""
     places = [
@@ -158,12 +153,7 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
         ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4),
     ],
 )
-def test_what_cores_do(
-    there: dict[str, Any],
-    options: PlanOptions,
-    threads: int,
-    data: list[tuple[int, ...]],
-) -> None:
+def test_what_cores_do(there: dict[str, Any], options: PlanOptions, threads: int, data: list[tuple[int, ...]]) -> None:
     plan = make_plan(machine(**there), options)
     assert [rank.omp_threads for rank in plan.ranks] == [threads] * len(data)
     assert [rank.data_cpus for rank in plan.ranks] == data

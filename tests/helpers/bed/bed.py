@@ -43,13 +43,8 @@ def missing() -> str | None:
     for program, package in programs.items():
         if shutil.which(program) is None:
             return f"several hosts on one machine need {program}: apt-get install {package}"
-    trial = subprocess.run(
-        [*_NAMESPACES, "mount", "-t", "proc", "proc", "/proc"],
-        capture_output=True,
-        text=True,
-        timeout=_START_SECONDS,
-        check=False,
-    )
+    mount = [*_NAMESPACES, "mount", "-t", "proc", "proc", "/proc"]
+    trial = subprocess.run(mount, capture_output=True, text=True, timeout=_START_SECONDS, check=False)
     return f"no namespaces can be made here: {trial.stderr.strip()}" if trial.returncode else None
 
 
@@ -68,9 +63,8 @@ class Ended:
 
     Attributes:
         returncode: its exit status; None: it had to be killed.
-        output: what it wrote.
         left: for each host the processes that were left.
-        at: time.monotonic() when it had returned and nothing was left.
+        at: time.monotonic() when it had returned and nothing was left, or at the end of the timeout.
     """
 
     returncode: int | None
@@ -88,13 +82,11 @@ class Bed:
     Args:
         folder: an existing folder for the keys, hostfiles and logs of this bed.
         hosts: number of hosts.
-        rate: limit of each link in each direction, in the notation of tc ("1gbit"); None: no limit.
     """
 
-    def __init__(self, folder: Path, hosts: int = 2, rate: str | None = None) -> None:
+    def __init__(self, folder: Path, hosts: int = 2) -> None:
         self.addresses = {f"h{index}": (f"10.77.0.{10 + index}", f"fd77::{10 + index}") for index in range(hosts)}
         self._folder = folder
-        self._rate = rate
         self._hosts: dict[str, _Host] = {}
         self._end = ExitStack()
 
@@ -104,8 +96,6 @@ class Bed:
             self._switch = self._start("switch", [*_WITH_PYTEST, "unshare", "--net", "sh", "-c", _SWITCH])
             for name in self.addresses:
                 self._start_host(name)
-            if self._rate:
-                self.limit(self._rate)
             self._end = self._end.pop_all()
         return self
 
@@ -134,11 +124,10 @@ class Bed:
 
     def watch(self, host: str, command: list[str], timeout: float, env: Mapping[str, str] | None = None) -> Ended:
         """Run `command` on a host and see how it ends; what is left after `timeout`, on any host, is killed."""
-        deadline = time.monotonic() + timeout
         output = self._folder / "output.log"
         process = self.start(host, command, output, env)
-        over = poll(lambda: process.poll() is not None and not self._left(), timeout)
-        at = time.monotonic() if over else deadline
+        poll(lambda: process.poll() is not None and not self._left(), timeout)
+        at = time.monotonic()
         status, left = process.poll(), self._left()
         self._kill_jobs()
         process.kill()
@@ -218,7 +207,7 @@ class Bed:
             _in_network_of(other.first.pid, "ip", "neighbour", "flush", "dev", "eth0")
 
     def limit(self, rate: str | None, *names: str, burst: str = "256kb") -> None:
-        """Limit the links of these hosts, or all, to `rate` in each direction; None: no limit.
+        """Limit the links of these hosts, or all, to `rate` in each direction, in the notation of tc; None: no limit.
 
         After a pause, `burst` bytes pass at once.
         """
@@ -308,14 +297,8 @@ class Bed:
         return {name: left for name in self._hosts if (left := self.processes(name))}
 
     def _kill_jobs(self) -> None:
-        def nothing_left() -> bool:
-            for pids in self._left().values():
-                for pid in pids:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            return not self._left()
-
-        assert poll(nothing_left, _LEAVE_SECONDS), f"processes that cannot be killed: {self._left()}"
+        killed = jobs.kill_all(lambda: [pid for pids in self._left().values() for pid in pids], _LEAVE_SECONDS)
+        assert killed, f"processes that cannot be killed: {self._left()}"
 
 
 def _end(host: _Host) -> None:
