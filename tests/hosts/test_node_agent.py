@@ -143,9 +143,9 @@ def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(start: Start, j
     assert other.wait(10) == -signal.SIGTERM
 
 
-# As sshd: starts a rank for a launcher, and perhaps another session of the user, who shares the connection.
+# As sshd: starts a rank for a launcher, by a shell, and perhaps another session of the user, who shares the connection.
 SSHD = """
-CPUDIST_JOB_ID=$1 MY_RANK=$2 sleep 60 >&2 &
+sh -c 'CPUDIST_JOB_ID=$0 MY_RANK=$1 sleep 60 >&2; :' "$1" "$2" &
 if [ "$3" ]; then sleep 60 >&2 & fi
 echo started
 wait
@@ -156,10 +156,11 @@ def test_silence_ends_the_job(start: Start, job: str, tmp_path: Path) -> None:
     """A link that has gone down ends nobody's input. Connections end, but not those that the user shares."""
     (tmp_path / "sshd").write_text(SSHD)
     command, pipe = ["sh", str(tmp_path / "sshd"), job], {"stdout": subprocess.PIPE}
+    watching = watch(start, job, "import cpudist.hosts.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 6")
+    until(watching, "ranks 0")
     with subprocess.Popen([*command, "1"], **pipe) as own, subprocess.Popen([*command, "2", "x"], **pipe) as shared:
         try:
             assert own.stdout.readline() == shared.stdout.readline() == b"started\n"
-            watching = watch(start, job, "import cpudist.hosts.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 3")
             rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
             until(watching, "ranks 3")
             until(watching, "left 0")
