@@ -71,5 +71,5 @@ class Pals(MpiLauncher):
         except (KeyError, OSError):
             raise UserError(
                 "PALS does not give the number of ranks, and PBS_NODEFILE cannot be read: "
-                "add --env PMI_SIZE=N, with that of -n, to mpiexec's options"
+                "give mpiexec --env PMI_SIZE=N with the N of -n"
             ) from None
