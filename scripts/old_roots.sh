@@ -10,7 +10,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly ROOTS=build/roots
 readonly SUITE=bullseye EXTRA=${EXTRA:-ccl}
-if [ "$EXTRA" = mpi ]; then WITHOUT_SHARED_MEMORY=mpi-alone UNDER_TORCHRUN=""; else WITHOUT_SHARED_MEMORY=oneccl UNDER_TORCHRUN=oneccl; fi
+if [ "$EXTRA" = mpi ]; then
+    WITHOUT_SHARED_MEMORY=mpi-alone UNDER_TORCHRUN=
+else
+    WITHOUT_SHARED_MEMORY=oneccl UNDER_TORCHRUN=oneccl
+fi
 declare -rA SOURCES=([3.11]=bookworm [3.13]=trixie [3.14]=sid) # of Python: the Debian that has it
 
 in_root() { timeout --foreground 1800 unshare --mount --pid --fork --kill-child sh -c '

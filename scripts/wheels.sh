@@ -2,7 +2,7 @@
 # Build dist/cpudist-*.whl for each Python, with the ccl backend compiled for each torch, and dist/cpudist-*.tar.gz:
 #   scripts/wheels.sh [torch's version]...     the four of TORCHES by default
 #   PYTHONS="python3.11 python3.13" scripts/wheels.sh
-#   ONECCL=no scripts/wheels.sh     without oneCCL: a quarter of the size, and nothing of Intel's licence
+#   ONECCL=no scripts/wheels.sh     without oneCCL and its licence: 1.2 MB for each torch
 # The wheels run on manylinux_2_28, wherever they are built (scripts/manylinux). Checked here: two builds have the same
 # bytes, none is too large, auditwheel finds no newer symbol, and a two-rank job runs in an empty environment without a
 # compiler. scripts/old_roots.sh runs it in an old system. build/cpudist.cdx.json lists what that environment has, and what

@@ -108,7 +108,7 @@ def _mpirun_options(
     only_ipv6 = file is not None and bool(own) and all(":" in address for address in own)
     slots = [host.slots or 0 for host in placed]
     return MpirunOptions(
-        sum(slots), words, file, slots, tuple(variables), options.interface, options.all_output, only_ipv6
+        number_of_ranks(placed), words, file, slots, tuple(variables), options.interface, options.all_output, only_ipv6
     )
 
 

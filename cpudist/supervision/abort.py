@@ -138,7 +138,8 @@ def _launchers_above(processes: dict[int, Process], pid: int) -> list[Process]:
         elif above and above[-1].name in _DAEMONS and process.name in SSH_DAEMONS:
             return [*above, process]  # sshd has started this daemon, and would wait for its lost client
         elif above and above[-1].name in _DAEMONS and (parent := processes.get(process.parent)) is not None:
-            return [*above, process, parent] if parent.name in SSH_DAEMONS else above  # by a shell
+            # A shell may have started the daemon for sshd.
+            return [*above, process, parent] if parent.name in SSH_DAEMONS else above
         elif above:
             break
     return above

@@ -38,6 +38,7 @@ class CclBackend(ProcessGroupBackend):
         try:
             place = launchers.detect().placement()
             on_one_host = place.node_count == 1 or place.size in (1, place.local_size)
+            # Only the start shows whether the launcher's MPI has an ABI that is known.
             if extension.requested_transport().startswith("mpi") and not on_one_host:
                 extension.start_mpi()
         except UserError as error:

@@ -11,7 +11,6 @@ import sys
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any, Literal
 
 from cpudist import launchers, rank_process
@@ -106,8 +105,9 @@ def start_mpi() -> None:
 
 def _own_mpi() -> str | None:
     """Return the library with MPICH's ABI beside oneCCL's libraries; None: mpi4py looks for one."""
-    library = (find_libraries() or Path()) / "libmpi.so.12"
-    return str(library) if library.exists() else None
+    folder = find_libraries()
+    library = folder and folder / "libmpi.so.12"
+    return str(library) if library and library.exists() else None
 
 
 def _initialised_mpi() -> str:
