@@ -293,18 +293,30 @@ class Ending:
 
 
 def run(way: Way, fault: str, timeout: float) -> Ending:
-    """Start a job, break it, and watch how it ends."""
+    """Start a job, break it, and watch how it ends; on a busy machine the third start at the latest is in time."""
+    for _ in range(3):
+        ending, broken = _start(way, fault, timeout)
+        if broken:
+            break
+    assert broken, f"the job ended before it was at work: {ending.status}\n{ending.output}"
+    return ending
+
+
+def _start(way: Way, fault: str, timeout: float) -> tuple[Ending, bool]:
+    """Return how the job ended, and whether it was at work before."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         (folder / "bed").mkdir()
         with Bed(folder / "bed") as bed:
             job = Job(bed, folder, timeout)
             broken: list[float] = []
+            over = threading.Event()
 
             def break_it() -> None:
-                poll(lambda: len(list(folder.glob("ready-*"))) == 4, START_SECONDS)
-                broken.append(time.monotonic())
-                FAULTS[fault].strike(job)
+                poll(lambda: over.is_set() or len(list(folder.glob("ready-*"))) == 4, START_SECONDS)
+                if not over.is_set():
+                    broken.append(time.monotonic())
+                    FAULTS[fault].strike(job)
 
             breaker = threading.Thread(target=break_it)
             breaker.start()
@@ -314,8 +326,8 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
                 command = ["sh", "-c", FAULTS[fault].shell, "sh", *command]
             bound = START_SECONDS + timeout + MARGIN_SECONDS
             ended = bed.watch("h0", command, bound, FAULTS[fault].variables)
+            over.set()
             breaker.join(60)
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
-            assert broken, f"the job ended before it was at work: {ended.returncode}\n{output}"
-            return Ending(ended.returncode, ended.at - broken[0], ended.left, output)
+            return Ending(ended.returncode, ended.at - min(broken, default=ended.at), ended.left, output), bool(broken)

@@ -8,7 +8,7 @@ from mpis import require
 
 pytestmark = [pytest.mark.job, pytest.mark.usefixtures("possible")]
 
-TIMEOUT = 8.0
+TIMEOUT = 10.0
 LOST = "^cpudist: rank 3 on h1 ended without an error message"
 UNREACHABLE = "^cpudist: .*on h1 cannot be reached any more"
 

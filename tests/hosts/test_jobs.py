@@ -44,7 +44,8 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     assert fields["hosts"] == ["h0", "h1"]
     assert (fields["world_size"], fields["backend"], fields["transport"]) == (4, backend, transport)
     assert (fields["steps"], fields["exit"]) == (8, "completed")
-    assert fields["gradients"]["compress"] == ("int8" if compressed else "none")
+    # --use_ipex lets a measurement of the link choose.
+    assert fields["gradients"]["compress"] in ({"int8"} if compressed else {"none", "bf16"})
     assert fields["loss"]["last"] < fields["loss"]["first"]
 
 

@@ -37,7 +37,7 @@ model = DistributedDataParallel(torch.nn.Linear(256, 1000))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for batch in data:
     loss = model(batch).sum()
-    time.sleep(0.1 * dist.get_rank())
+    time.sleep(0.3 * dist.get_rank())
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
