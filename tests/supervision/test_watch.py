@@ -1,7 +1,8 @@
-"""Ranks that wait for each other at the end, as watches of one process on one store."""
+"""The heartbeat outlives its functions and the store; watches of one process, on one store, wait for each other."""
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -27,24 +28,47 @@ def server() -> Iterator[StoreProcess]:
     server.close()
 
 
+def address(server: StoreProcess) -> Address:
+    return Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5)
+
+
 def watch(server: StoreProcess, rank: int, timeout: float) -> Watch:
-    address = Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5)
-    world = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",))
-    heartbeat = Heartbeat(2, address, 5)
+    world, heartbeat = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",)), Heartbeat(2, address(server), 5)
     status = RankStatus(rank, "h0", "train.py:9")
     return Watch(
-        world, ["h0", "h0"], address, lambda at_end: replace(status, at_end=at_end), heartbeat, lambda: timeout
+        world, ["h0", "h0"], address(server), lambda at_end: replace(status, at_end=at_end), heartbeat, lambda: timeout
     )
+
+
+def test_a_function_that_raises_is_reported_once_and_the_others_are_called_without_the_store_too(
+    server: StoreProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raised, stores = list[None](), list[Connection | None]()
+
+    def raises(store: Connection | None) -> None:
+        raised.append(None)
+        raise ValueError("no")
+
+    heartbeat = Heartbeat(2, address(server), 5)
+    heartbeat.listen(["never"], lambda store: None)
+    heartbeat.add(raises)
+    heartbeat.add(stores.append)
+    assert poll(lambda: len(stores) > 2, 20)
+    assert None not in stores
+    server._process.kill()
+    assert poll(lambda: stores[-1] is None, 20)
+    heartbeat.stop()
+    assert len(raised) > 2
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert ".raises has failed" in warning
+    assert "ValueError('no')" in warning
 
 
 def test_ranks_finish_together_and_the_store_ends_with_them(server: StoreProcess) -> None:
     watches = [watch(server, rank, 20) for rank in range(2)]
-    threads = [threading.Thread(target=one.finish) for one in watches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor() as pool:
+        for finished in [pool.submit(one.finish) for one in watches]:
+            finished.result(20)
     for one in watches:
         one.close()
     server.close()
