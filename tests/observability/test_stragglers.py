@@ -221,34 +221,3 @@ def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_and_at_the_e
     shares = re.findall(end, result.stderr)
     assert len(shares) == 1, result.stderr
     assert 60 < int(shares[0]) < 90
-
-
-_ONE_RANK = """
-import time
-import torch
-import cpudist
-from cpudist import job
-
-world = cpudist.init()
-model = cpudist.wrap(torch.nn.Linear(8, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-begin = time.monotonic()
-steps = 0
-while steps < 55 or time.monotonic() - begin < 13:
-    model(torch.ones(4, 8)).sum().backward()
-    optimizer.step()
-    time.sleep(0.2)
-    steps += 1
-time.sleep(3)
-assert job.require().statuses()[0].pace.steps == steps, "the heartbeat publishes"
-cpudist.shutdown()
-"""
-
-
-@pytest.mark.job
-def test_one_rank_keeps_its_heartbeat(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(_ONE_RANK)
-    result = run(mpirun(1, *train("--backend", "ccl", "--stall", "8", str(script))), timeout=100)
-    assert result.returncode == 0, result.output
-    assert "warning" not in result.stderr, result.output
