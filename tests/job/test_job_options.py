@@ -1,17 +1,25 @@
-"""Options of a job are checked in one place, and messages name what the user wrote."""
+"""Options of a job are checked in one place, and a script keeps the number of threads that it has chosen.
+
+tests/pinning has the masks.
+"""
 
 import os
 import pickle
-from collections.abc import Iterator
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import cpudist
 from cpudist import job
+from cpudist.changes import Changes
 from cpudist.errors import UserError
-from cpudist.job import job_options
+from cpudist.job import job_options, rank_pinning
 from cpudist.job.job_options import JobOptions
+
+SCRIPT, VARIABLE = "torch.set_num_threads", "OMP_NUM_THREADS"
 
 
 @pytest.mark.parametrize(
@@ -59,18 +67,10 @@ def test_the_default_given_outright_counts_as_given(given: dict[str, Any]) -> No
     assert getattr(JobOptions(**given).filled_from(later), name) == value
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    cpudist.init("gloo", pin=False, resume="never")
-    yield
-    cpudist.shutdown()
-
-
-def test_init_sets_all_options_and_a_second_call_adds_to_them(alone: None) -> None:
+def test_later_calls_of_init_add_options(alone: None) -> None:
     running = job.require()
-    assert (running.options.resumes, running.options.async_checkpoint) == (False, None)
     assert (running.statuses().keys(), os.environ.get("GLOO_SOCKET_IFNAME")) == ({0}, None)
-    cpudist.init(compress="powersgd", async_checkpoint=True)
+    cpudist.init(compress="powersgd", async_checkpoint=True, resume="never")
     assert (running.options.resumes, running.options.async_checkpoint) == (False, True)
     assert running.communication.compression == "powersgd"
     cpudist.init(compress="none", stall=60)
@@ -86,3 +86,45 @@ def test_a_backend_without_the_scheme_refuses_before_it_starts() -> None:
     assert job.current() is None
     assert cpudist.init("gloo", pin=False).backend == "gloo"
     cpudist.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("found", "given", "chosen"),
+    [
+        (8, None, None),  # torch's defaults: all CPUs, or all cores
+        (4, None, None),
+        (3, None, (3, SCRIPT)),
+        (3, "3", None),
+        (6, "8", (6, VARIABLE)),  # lowered by MKL to the machine's cores
+        (5, "8", (5, SCRIPT)),
+        (6, "5", (6, SCRIPT)),
+    ],
+)
+def test_threads_that_the_script_has_chosen(
+    found: int, given: str | None, chosen: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usable = SimpleNamespace(cpus=range(8), cores=range(4))
+    machine = SimpleNamespace(usable=usable, topology=SimpleNamespace(cores=range(6)))
+    monkeypatch.setattr(rank_pinning, "this_machine", lambda: machine)
+    monkeypatch.setattr(rank_pinning, "decide", lambda *arguments: arguments)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: found)
+    for name in rank_pinning.BINDING:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(VARIABLE, given)
+    launcher: Any = "launcher"
+    assert rank_pinning.decide_in_place(launcher) == ("launcher", sys.argv, chosen)
+    monkeypatch.setenv(rank_pinning.BINDING[-1], "x")
+    assert rank_pinning.decide_in_place(launcher) is None
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_threads_of_a_pinning_until_the_job_ends(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "9")
+    changes, before = Changes(), torch.get_num_threads()
+    pinning: Any = SimpleNamespace(plan=SimpleNamespace(omp_threads=before + more), bind=lambda changes: changes)
+    assert rank_pinning.apply_pinning(pinning, changes) is changes
+    assert (torch.get_num_threads(), os.environ[VARIABLE]) == (before + more, str(before + more))
+    changes.undo()
+    assert (torch.get_num_threads(), os.environ[VARIABLE]) == (before, "9")

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 import torch
-from jobs import mpirun, run, train
+from jobs import completed, mpirun, train
 from observed import ALONE, Observed
 
 from cpudist.cli.main import main
@@ -58,8 +58,7 @@ def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: 
     script, page, port = tmp_path / "own.py", tmp_path / "page.txt", str(free_port())
     script.write_text(SCRIPT)
     command = mpirun(2, *train("--backend", "ccl", "--metrics-port", port, str(script), port, str(page)))
-    result = run(command, 120, {"CPUDIST_RUNS": str(tmp_path / "runs")}, tmp_path)
-    assert result.returncode == 0, result.output
+    result = completed(command, 120, {"CPUDIST_RUNS": str(tmp_path / "runs")}, tmp_path)
     assert f"cpudist: metrics at http://127.0.0.1:{port}/metrics\n" in result.stderr
 
     figures = _figures(page.read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import mpirun, run, train
+from jobs import completed, mpirun, train
 from observed import Observed
 
 from cpudist.launchers import Placement
@@ -210,8 +210,7 @@ def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_and_at_the_e
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
-    result = run(mpirun(2, *train("--backend", backend, str(script), *words)), timeout=100)
-    assert result.returncode == 0, result.output
+    result = completed(mpirun(2, *train("--backend", backend, str(script), *words)), timeout=100)
     (steps,) = re.findall(
         r"^cpudist: rank 1 \(\S+\) makes the others wait: in (\d+) steps", result.stderr, re.MULTILINE
     )
