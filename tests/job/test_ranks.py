@@ -149,8 +149,8 @@ def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_stalled_job_ends_with_the_stacks_of_its_ranks(size: int, tmp_path: Path) -> None:
+def test_a_job_of_one_rank_that_stalls_ends_with_its_stacks(tmp_path: Path) -> None:
+    """See test_stall.py for two."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])  # here, since it imports torch._dynamo
 
     def script() -> None:
@@ -158,8 +158,7 @@ def test_a_stalled_job_ends_with_the_stacks_of_its_ranks(size: int, tmp_path: Pa
         optimizer.step()
         time.sleep(30)
 
-    outputs = fork_ranks(script, size)
-    assert [status for status, _ in outputs] == [1] * size
-    assert all("in script" in output for _, output in outputs), outputs
-    assert "no step, collective or batch for" in "".join(output for _, output in outputs)
+    ((status, output),) = fork_ranks(script, 1)
+    assert status == 1
+    assert re.search("no step, collective or batch for (?s:.*)in script", output), output
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
