@@ -11,9 +11,8 @@ import pytest
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
-from cpudist.supervision import watch as module
 from cpudist.supervision.heartbeat import Heartbeat
-from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.rank_status import RankStatus, published
 from cpudist.supervision.watch import RanksMissing, Watch
 from cpudist.waiting import poll
 from cpudist.world import World
@@ -79,14 +78,8 @@ def test_no_status_of_a_heartbeat_replaces_the_one_at_the_end(
     server: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one alone has the pace of the whole training, for the record and the job's last line."""
-    published: list[bool] = []
     reading, go_on = threading.Event(), threading.Event()
-    publish, host, other = module.publish, watch(server, 0, 20), watch(server, 1, 20)
-
-    def note(store: Connection, status: RankStatus) -> None:
-        publish(store, status)
-        if status.rank == 1:
-            published.append(status.at_end)
+    host, other = watch(server, 0, 20), watch(server, 1, 2)
 
     def slow(at_end: bool) -> RankStatus:
         if threading.current_thread() is other._heartbeat._thread:
@@ -94,17 +87,19 @@ def test_no_status_of_a_heartbeat_replaces_the_one_at_the_end(
             go_on.wait(20)
         return RankStatus(1, "h0", "train.py:9", at_end=at_end)
 
-    monkeypatch.setattr(module, "publish", note)
+    def at_end() -> bool:
+        return any(status.at_end for status in published(host._store, 2).values())
+
     monkeypatch.setattr(other, "_own_status", slow)
     assert reading.wait(20)
-    end = threading.Thread(target=other.finish)
-    end.start()
-    assert not poll(lambda: True in published, 0.5), "it waits for the heartbeat"
-    go_on.set()
-    host.finish()
-    end.join(20)
-    assert published[-1]
-    assert published == sorted(published)
+    with ThreadPoolExecutor() as pool:
+        end = pool.submit(other.finish)
+        assert not poll(at_end, 0.5), "it waits for the heartbeat"
+        go_on.set()
+        assert poll(at_end, 20)
+        host.finish()
+        end.result(20)
+    assert published(host._store, 2)[1].at_end
     for one in (host, other):
         one.close()
 
