@@ -4,13 +4,11 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import completed, mpirun, train
 from observed import Observed
 
 from cpudist.launchers import Placement
@@ -184,39 +182,3 @@ def test_rank_0_reads_after_its_second_step_and_then_after_each() -> None:
     stragglers.compare({rank: RankStatus(rank, "h0", pace=FIRST) for rank in range(2)})
     assert [stragglers.are_due(steps) for steps in (2, 3)] == [False, True]
     job.changes.undo()
-
-
-_SCRIPT = """
-import sys, time
-import torch
-import cpudist
-
-world = cpudist.init()
-model = torch.nn.Linear(8, 8)
-model = torch.nn.parallel.DistributedDataParallel(model) if sys.argv[1:] else cpudist.wrap(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(30):
-    time.sleep(0.5 if world.rank == 1 else 0.08)
-    model(torch.ones(4, 8)).sum().backward()
-    cpudist.step(optimizer)
-cpudist.shutdown()
-"""
-
-
-@pytest.mark.job
-@pytest.mark.parametrize(("backend", "words"), [("ccl", []), ("gloo", ["own DDP"])])
-def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_and_at_the_end(
-    backend: str, words: list[str], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT)
-    result = completed(mpirun(2, *train("--backend", backend, str(script), *words)), timeout=100)
-    (steps,) = re.findall(
-        r"^cpudist: rank 1 \(\S+\) makes the others wait: in (\d+) steps", result.stderr, re.MULTILINE
-    )
-    assert int(steps) <= 10, result.stderr
-    assert f"{backend} over {'tcp' if backend == 'gloo' else 'shared memory'}, started in " in result.stderr
-    end = r"completed after .*; rank 1 on \S+ made the others wait (\d+) % of the time, mostly in script.py:11"
-    shares = re.findall(end, result.stderr)
-    assert len(shares) == 1, result.stderr
-    assert 60 < int(shares[0]) < 90
