@@ -83,10 +83,9 @@ def test_an_interface_is_told_to_all_libraries_until_the_job_ends(monkeypatch: p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FI_UDP_IFACE", "mine")
     cpudist.init("gloo", interface="lo")
-    try:
-        assert {name: os.environ[name] for name in names} == {**dict.fromkeys(names, "lo"), "FI_UDP_IFACE": "mine"}
-    finally:
-        cpudist.shutdown()
+    during = {name: os.environ.get(name) for name in names}
+    cpudist.shutdown()
+    assert during == {**dict.fromkeys(names, "lo"), "FI_UDP_IFACE": "mine"}
     assert [name for name in names if name in os.environ] == ["FI_UDP_IFACE"]
 
 
