@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -40,24 +39,21 @@ def record(job: Observed) -> RunRecord:
     return RunRecord(job)
 
 
-def _fields(record: RunRecord, exit: Exit) -> dict[str, Any]:
-    """Return the fields of a record, without those that are the same in each."""
-    fields = record.as_dict(exit)
-    assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
-    assert (fields.pop("cpudist"), fields.pop("torch")) == (cpudist.__version__, torch.__version__)
-    assert fields.pop("pinning") == [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}]
-    assert {"launcher": "single", "hosts": ["here"], "world_size": 1, "backend": "gloo"}.items() <= fields.items()
-    assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
-    return {name: value for name, value in fields.items() if name not in ("launcher", "hosts", "world_size", "backend")}
-
-
 def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/there/train.py", "--lr", "1"])
+    fields = record.as_dict("failed")
+    assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
+    assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
     unknown = ("transport", "dtype", "gradients", "gradient_times", "steps", "samples_per_second")
     unknown += ("communication_share", "waiting", "checkpoint")
-    assert _fields(record, "failed") == {
+    alone = {"launcher": "single", "hosts": ["here"], "world_size": 1, "backend": "gloo"}
+    assert fields == {
         **dict.fromkeys(unknown),
+        **alone,
+        "cpudist": cpudist.__version__,
+        "torch": torch.__version__,
         "command": ["train.py", "--lr", "1"],
+        "pinning": [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}],
         "network": {},
         "optimizations": [],
         "loss": {"first": None, "last": None},
@@ -81,7 +77,7 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeyp
     share = {rank: RankStatus(rank, f"h{rank}", pace=replace(PACE, communication_share=rank / 2)) for rank in (0, 1)}
     job.ranks = {**share, 2: RankStatus(2, "h2"), 3: RankStatus(3, "h3", pace=PACE)}
     record.note_waiting()
-    fields = _fields(record, "completed")
+    fields = record.as_dict("completed")
     expected = {
         "dtype": "bfloat16",
         "optimizations": ["ipex"],

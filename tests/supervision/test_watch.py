@@ -109,9 +109,8 @@ def test_a_rank_that_waits_for_rank_0_at_the_end_gives_up_after_ten_timeouts(
 ) -> None:
     host, other = watch(server, 0, 20), watch(server, 1, 0.1)
     assert poll(lambda: other._store.check(["status/0"]), 20)
-    with pytest.raises(
-        RanksMissing, match=r"after 1 s at the end still waiting for rank 0 \(h0\), last in train\.py:9"
-    ):
+    waiting = r"after 1 s at the end still waiting for rank 0 \(h0\), last in train\.py:9"
+    with pytest.raises(RanksMissing, match=waiting):
         other.finish()
     assert capsys.readouterr().err.count("at the end still waiting for rank 0") == 9, "once in every timeout before"
     for one in (host, other):
@@ -133,9 +132,5 @@ def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: py
     assert poll(lambda: asked.count(Code.CHECK) == 3, 20)
     one.close()
     first = asked.index(Code.CHECK)
-    assert asked[first : asked.index(Code.CHECK, first + 1)] == [
-        Code.CHECK,
-        Code.SET,
-        Code.REPORT_ON_DISCONNECT,
-        Code.WAIT_ANY,
-    ]
+    beat = asked[first : asked.index(Code.CHECK, first + 1)]
+    assert beat == [Code.CHECK, Code.SET, Code.REPORT_ON_DISCONNECT, Code.WAIT_ANY]

@@ -1,4 +1,4 @@
-"""Make the process group oneself, as scripts do; test_script_groups.py tries other ways in one process.
+"""Make the process group oneself, as scripts do; test_options_and_groups.py tries other ways in one process.
 
 joins.py BACKEND WAY: a script that knows nothing of cpudist. joins.py: one job after the other, each on another backend
 than the last and joined in another way; nothing stays behind.
