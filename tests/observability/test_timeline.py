@@ -240,8 +240,9 @@ def test_the_file_names_the_tracks_and_joins_the_calls_of_a_collective(tmp_path:
         (0, 10_001, "operators"),
         *((rank, track, "communication") for rank, track in ((0, 10_100), (0, 10_101), (1, 10_100), (2, 10_100))),
     ]
-    names = ["step 3", "aten::mm", *3 * ["4: all_reduce of 8 B"], "send of 8 B", "recv"]
-    assert [one["name"] for one in found if one["ph"] == "X"] == names
+    reduces = [("4: all_reduce of 8 B", microseconds) for microseconds in (2, 3, 2.5)]
+    spans = [("step 3", 7), ("aten::mm", 0.5), *reduces, ("send of 8 B", 1), ("recv", 1)]
+    assert [(one["name"], one["dur"]) for one in found if one["ph"] == "X"] == spans
     same = {"id": 0, "cat": "call", "name": "call", "bp": "e", "dur": 0, "tid": 10_100}
     arrows = [{"ph": phase, "pid": rank, "ts": 1 + rank / 2, **same} for rank, phase in enumerate("stf")]
     assert [one for one in found if one["ph"] not in "MX"] == arrows
