@@ -1,15 +1,19 @@
-"""The documentation's links lead somewhere, and its tables name all that there is."""
+"""The documentation's links lead somewhere, its tables name all that there is, and examples run as they stand."""
 
+import doctest
 import importlib
-import os
+import inspect
 import re
-import subprocess
 import sys
+from functools import partial, reduce
 from pathlib import Path
 
+import jobs
 import pytest
+import torch
+from ranks import fork_ranks
 
-from cpudist.version import __version__
+import cpudist
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -19,6 +23,8 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
+NAMES = sorted({*cpudist.__all__} - {"__version__", "backends"})
+NAMES += [f"backends.{name}" for name in ("get", "names", "register")]
 _REMEDY = re.compile(r"; |(^|[:?] )(copy|export|give|go|make|mount|remove|set|start|take)\b|\bmust (be|hold|lie)\b")
 _NAMES_IT_OTHERWISE = {
     # The reason, at the end, says what to do.
@@ -28,27 +34,6 @@ _NAMES_IT_OTHERWISE = {
     "ccl: … failed: …",
     "it does not answer",  # the end of another message
 }
-
-
-def _without_code(page: Path) -> str:
-    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-
-
-def _anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as the site and code hosts make them."""
-    headings = re.findall(r"^#+ (.+)$", _without_code(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", _without_code(page)):
-        if link.startswith(("http://", "https://")):
-            continue
-        name, _, anchor = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        assert target.exists(), link
-        assert not anchor or anchor in _anchors(target), link
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -68,10 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MkDocs warns of dead links and anchors, and of names in the Python reference that do not exist."""
     folder = tmp_path_factory.mktemp("site")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(
-        words, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    jobs.completed(words, 300, {"NO_MKDOCS_2_WARNING": "1"}, ROOT)
     return folder
 
 
@@ -121,7 +103,7 @@ def test_the_image_has_the_version() -> None:
     """These are the places from which people copy its name."""
     manifests = (ROOT / "examples/kubernetes").glob("*.yaml")
     for page in (ROOT / "Dockerfile", ROOT / "docs/kubernetes.md", ROOT / "docs/slurm.md", *manifests):
-        assert set(re.findall(r"\bcpudist:(\d[\d.]*\d)", page.read_text())) <= {__version__}, page
+        assert set(re.findall(r"\bcpudist:(\d[\d.]*\d)", page.read_text())) <= {cpudist.__version__}, page
 
 
 def test_the_reference_names_every_environment_variable() -> None:
@@ -130,3 +112,35 @@ def test_the_reference_names_every_environment_variable() -> None:
     }
     assert len(used) > 5
     assert {name for name in used if f"`{name}`" not in REFERENCE} == set()
+
+
+def _examples(name: str) -> doctest.DocTest:
+    text = inspect.getdoc(reduce(getattr, name.split("."), cpudist)) or ""
+    names = {"cpudist": cpudist, "sys": sys, "torch": torch, "__name__": "__main__"}
+    return doctest.DocTestParser().get_doctest(text, names, name, None, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_public_name_has_an_example(name: str) -> None:
+    assert _examples(name).examples
+
+
+def _run(names: list[str]) -> None:
+    cpudist.init("gloo")
+    runner = doctest.DocTestRunner()
+    assert all(runner.run(_examples(name)).failed == 0 for name in names)
+
+
+@pytest.mark.job
+def test_examples_run_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [name for name in NAMES if name != "notebook_launcher"]
+    ended = fork_ranks(partial(_run, names))
+    assert [status for status, _ in ended] == [0, 0], ended
+
+
+@pytest.mark.job
+def test_the_example_of_a_notebook_runs_by_itself() -> None:
+    code = "import cpudist, doctest; doctest.run_docstring_examples(cpudist.notebook_launcher, {**globals()})"
+    ended = jobs.completed([sys.executable, "-c", code], timeout=120)
+    assert ended.stdout == ""
