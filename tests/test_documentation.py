@@ -50,7 +50,7 @@ def test_the_site_has_every_page() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MkDocs warns of dead links and anchors, and of names in the Python reference that do not exist; not with --quiet."""
+    """MkDocs warns of dead links and anchors, and of unknown names in the Python reference; not with --quiet."""
     folder = tmp_path_factory.mktemp("site")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     jobs.completed(words, 300, {"NO_MKDOCS_2_WARNING": "1"}, ROOT)
