@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,19 +47,13 @@ def control_group() -> Iterator[ControlGroup]:
     name = f"cpudist-test-{uuid.uuid4().hex[:8]}"
     unified = (_TOP / "cgroup.controllers").exists()
     folders = {kind: _TOP / ("" if unified else kind) / name for kind in _KINDS}
-    try:
-        for folder in set(folders.values()):
-            folder.mkdir()
-        if not unified:
-            for file in ("cpuset.cpus", "cpuset.mems"):
+    with ExitStack() as made:
+        try:
+            for folder in set(folders.values()):
+                folder.mkdir()
+                made.callback(folder.rmdir)
+            for file in () if unified else ("cpuset.cpus", "cpuset.mems"):
                 (folders["cpuset"] / file).write_text((folders["cpuset"].parent / file).read_text())
-    except OSError as error:
-        for folder in set(folders.values()):
-            if folder.is_dir():
-                folder.rmdir()
-        pytest.skip(f"no cgroup can be made here: {error}")
-    try:
+        except OSError as error:
+            pytest.skip(f"no cgroup can be made here: {error}")
         yield ControlGroup(folders)
-    finally:
-        for folder in set(folders.values()):
-            folder.rmdir()

@@ -21,6 +21,7 @@ from pathlib import Path
 import jobs
 import psutil
 from bed import Bed
+from bed.bed import Ended
 from control_group import control_group
 from mpis import mpirun_on, named
 
@@ -84,9 +85,10 @@ def out_of_memory(job: Job) -> None:
 
 def freeze(job: Job) -> None:
     """Every process of h1 stands still. Nothing on it can end before it goes on, which it does when the job is over."""
-    job.bed.freeze("h1")
+    for _ in range(3):  # a process may fork meanwhile
+        job.bed.send_signal("h1", signal.SIGSTOP)
     time.sleep(job.timeout + MARGIN_SECONDS / 2)
-    job.bed.thaw("h1")
+    job.bed.send_signal("h1", signal.SIGCONT)
 
 
 def lose_ssh(job: Job) -> None:
@@ -252,26 +254,16 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a job ended.
+class Ending(Ended):
+    """How a broken job ended; `seconds` from the fault until the launcher had returned and no process was left."""
 
-    Attributes:
-        status: the launcher's; None if it had to be killed.
-        seconds: from the fault until the launcher had returned and no process was left.
-        left: the processes that had to be killed.
-        output: all that the launcher and the ranks have written.
-    """
-
-    status: int | None
     seconds: float
-    left: dict[str, dict[int, str]]
-    output: str
 
     def is_right(self, fault: str, timeout: float) -> bool:
         """Whether the job ended in time, left nothing behind, and its status tells what happened."""
-        over = self.status is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
+        over = self.returncode is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
         ends_well, says = FAULTS[fault].ends_well, FAULTS[fault].says
-        return over and ends_well in (None, self.status == 0) and says in self.output
+        return over and ends_well in (None, self.returncode == 0) and says in self.output
 
 
 def run(way: Way, fault: str, timeout: float) -> Ending:
@@ -280,7 +272,7 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
         ending, broken = _start(way, fault, timeout)
         if broken:
             break
-    assert broken, f"the job ended before it was at work: {ending.status}\n{ending.output}"
+    assert broken, f"the job ended before it was at work: {ending.returncode}\n{ending.output}"
     return ending
 
 
@@ -311,4 +303,5 @@ def _start(way: Way, fault: str, timeout: float) -> tuple[Ending, bool]:
             breaker.join(60)
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
-            return Ending(ended.returncode, ended.at - min(broken, default=ended.at), ended.left, output), bool(broken)
+            seconds = ended.at - min(broken, default=ended.at)
+            return Ending(ended.returncode, output, ended.left, ended.at, seconds), bool(broken)

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,8 +63,7 @@ def slurm_node(folder: Path, processor: str = "") -> Iterator[dict[str, str]]:
         pytest.skip("slurmd has to be started as root")
     with ExitStack() as daemons:
         variables = _configure(folder, processor)
-        daemons.enter_context(_munged(folder))
-        for command in (["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
+        for command in (_munged(folder), ["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
             daemons.enter_context(_running(folder, command, variables))
         _wait_until_idle(variables, folder)
         yield variables
@@ -88,19 +87,19 @@ def _configure(folder: Path, processor: str) -> dict[str, str]:
     return {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}
 
 
-def _munged(folder: Path) -> AbstractContextManager[None]:
+def _munged(folder: Path) -> list[str]:
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={folder}/munge/{name}" for option, name in names.items()]
-    return _running(folder, ["munged", "--foreground", "--force", *options], {})
+    return ["munged", "--foreground", "--force", *options]
 
 
 @contextmanager
 def _running(folder: Path, command: list[str], variables: dict[str, str]) -> Iterator[None]:
     with open(folder / f"{command[0]}.out", "wb") as output:
-        daemon = subprocess.Popen(command, stdout=output, stderr=output, env={"PATH": _PATH, **variables})
+        daemon = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
     try:
         yield
     finally:
@@ -115,8 +114,7 @@ def _running(folder: Path, command: list[str], variables: dict[str, str]) -> Ite
 def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
     def idle() -> bool:
         ask = ["sinfo", "-h", "-o", "%T"]
-        asked = subprocess.run(ask, capture_output=True, text=True, env=variables, timeout=_SECONDS, check=False)
-        return asked.stdout.strip() == "idle"
+        return subprocess.run(ask, capture_output=True, env=variables, timeout=_SECONDS).stdout.strip() == b"idle"
 
     if not poll(idle, _SECONDS):
         logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("slurm*.out")))

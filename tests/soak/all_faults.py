@@ -26,7 +26,7 @@ def cell(way: faults.Way, fault: str, timeout: float) -> tuple[str, bool]:
     said = [line for line in ending.output.splitlines() if line.startswith("cpudist: ") or not right]
     print(f"{fault}, {way}:", *(f"  {line}" for line in said), sep="\n", file=sys.stderr, flush=True)
     left = f" LEFT: {ending.left}" if ending.left else ""
-    return f"{ending.seconds:.1f} s, {ending.status}{'' if right else ' **wrong**'}{left}", right
+    return f"{ending.seconds:.1f} s, {ending.returncode}{'' if right else ' **wrong**'}{left}", right
 
 
 def main() -> None:
