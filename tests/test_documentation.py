@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 import sys
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 
 import jobs
@@ -16,13 +16,6 @@ from ranks import fork_ranks
 import cpudist
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "benchmarks/README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
-REFERENCE = (ROOT / "docs/reference.md").read_text()
 NAMES = sorted({*cpudist.__all__} - {"__version__", "backends"})
 NAMES += [f"backends.{name}" for name in ("get", "names", "register")]
 _REMEDY = re.compile(r"; |(^|[:?] )(copy|export|give|go|make|mount|remove|set|start|take)\b|\bmust (be|hold|lie)\b")
@@ -36,16 +29,14 @@ _NAMES_IT_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_that_a_page_names_exist_and_the_site_has_every_page() -> None:
     """Such as the test or the program that shows that a sentence is true."""
-    named = re.findall(r"`(?:[\w.]+ )*((?:cpudist|examples|scripts|tests|benchmarks)/[\w./]*\w)", page.read_text())
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_the_site_has_every_page() -> None:
+    folders = r"`(?:[\w.]+ )*((?:cpudist|examples|scripts|tests|benchmarks)/[\w./]*\w)"
     plan = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"- {page.name}\n" not in plan] == []
+    for page in [*ROOT.glob("README.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("[bd]*/*.md")]:
+        missing = [name for name in re.findall(folders, page.read_text()) if not (ROOT / name).exists()]
+        assert missing == [], page
+        assert page.parent.name != "docs" or f"- {page.name}\n" in plan, page
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +71,14 @@ def test_every_error_names_its_remedy(site: Path) -> None:
     assert {error for error in errors if not _REMEDY.search(error)} - _NAMES_IT_OTHERWISE == set()
 
 
-def test_tables_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If not: `python scripts/figures.py`."""
+def test_tables_and_pictures_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If not: `python scripts/figures.py`, `pictures.py`. Another matplotlib draws the same in other words."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     figures = importlib.import_module("figures")
     page = figures.PAGE.read_text()
     assert re.findall(r"<!-- table: (\w+) -->", page) == [*figures.TABLES]
     assert figures.fill(page) == page
-
-
-def test_pictures_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If not: `python scripts/pictures.py`. Another release of matplotlib draws the same in other words."""
     matplotlib = pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(ROOT / "scripts")
     pictures = importlib.import_module("pictures")
     for name in pictures.PICTURES:
         content = pictures.path(name).read_bytes()
@@ -107,11 +93,10 @@ def test_the_image_has_the_version() -> None:
 
 
 def test_the_reference_names_every_environment_variable() -> None:
-    used = {
-        name for path in (ROOT / "cpudist").rglob("*.py") for name in re.findall(r"CPUDIST_[A-Z_]+", path.read_text())
-    }
+    sources = "".join(path.read_text() for path in (ROOT / "cpudist").rglob("*.py"))
+    used, reference = set(re.findall(r"CPUDIST_[A-Z_]+", sources)), (ROOT / "docs/reference.md").read_text()
     assert len(used) > 5
-    assert {name for name in used if f"`{name}`" not in REFERENCE} == set()
+    assert {name for name in used if f"`{name}`" not in reference} == set()
 
 
 def _examples(name: str) -> doctest.DocTest:
@@ -120,27 +105,20 @@ def _examples(name: str) -> doctest.DocTest:
     return doctest.DocTestParser().get_doctest(text, names, name, None, None)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_public_name_has_an_example(name: str) -> None:
-    assert _examples(name).examples
-
-
-def _run(names: list[str]) -> None:
+def _run() -> None:
     cpudist.init("gloo")
     runner = doctest.DocTestRunner()
-    assert all(runner.run(_examples(name)).failed == 0 for name in names)
+    for name in sorted({*NAMES} - {"notebook_launcher"}):
+        runner.run(_examples(name))
+    assert runner.failures == 0
 
 
 @pytest.mark.job
-def test_examples_run_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_public_name_has_an_example_which_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [name for name in NAMES if not _examples(name).examples] == []
     monkeypatch.chdir(tmp_path)
-    names = [name for name in NAMES if name != "notebook_launcher"]
-    ended = fork_ranks(partial(_run, names))
+    ended = fork_ranks(_run)
     assert [status for status, _ in ended] == [0, 0], ended
-
-
-@pytest.mark.job
-def test_the_example_of_a_notebook_runs_by_itself() -> None:
     code = "import cpudist, doctest, torch; doctest.run_docstring_examples(cpudist.notebook_launcher, vars())"
     ended = jobs.completed([sys.executable, "-c", code], timeout=120)
     assert ended.stdout == ""
