@@ -296,10 +296,7 @@ def _end(host: _Host) -> None:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.wait(_START_SECONDS)
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
+    process.communicate(timeout=_START_SECONDS)  # closes the pipes
 
 
 def _in_network_of(pid: int, *command: str) -> str:
