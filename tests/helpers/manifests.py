@@ -3,12 +3,12 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jobs
 import jsonschema
 import pytest
 import yaml
@@ -27,8 +27,10 @@ def from_file(kind: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / f"{kind}.yaml").read_text()))
 
 
-def changed(folder: Path, kind: str, elastic: bool = False, **settings: str) -> Path:
-    """Return a copy in `folder` whose kustomization.yaml has another kind and other settings."""
+def kustomized(folder: Path, kind: str, elastic: bool = False, **settings: str) -> list[dict[str, Any]]:
+    """Return the manifests of a kind with settings, the job before its runtime; `folder` is for a copy of the files."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl (Debian: kubernetes-client) is not installed")
     copy = shutil.copytree(FOLDER, folder / kind, dirs_exist_ok=True)
     file = copy / "kustomization.yaml"
     text = file.read_text().replace("- pytorchjob.yaml", f"- {kind}.yaml")
@@ -38,20 +40,7 @@ def changed(folder: Path, kind: str, elastic: bool = False, **settings: str) -> 
         text, found = re.subn(rf"- {name}=\S+", f"- {name}={value}", text)
         assert found == 1, name
     file.write_text(text)
-    return copy
-
-
-def kubectl(*words: str | Path) -> str:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl (Debian: kubernetes-client) is not installed")
-    done = subprocess.run(["kubectl", *words], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def kustomized(folder: Path, kind: str, elastic: bool = False, **settings: str) -> list[dict[str, Any]]:
-    """Return the manifests of a kind with settings, the job before its runtime; `folder` is for a copy of the files."""
-    return list(yaml.safe_load_all(kubectl("kustomize", changed(folder, kind, elastic, **settings))))
+    return list(yaml.safe_load_all(jobs.completed(["kubectl", "kustomize", str(copy)], timeout=60).stdout))
 
 
 def mappings(node: Any) -> Iterator[dict[str, Any]]:

@@ -85,11 +85,7 @@ def closed(ports: str, verdict: str = "drop") -> str:
 
 
 def added(interface: str, kind: str, address: str) -> str:
-    return f"""
-        ip link add {interface} {kind}
-        ip address add {address} dev {interface}
-        ip link set {interface} up
-    """
+    return f"ip link add {interface} {kind}; ip address add {address} dev {interface}; ip link set {interface} up\n"
 
 
 def full_memory(size: int, left: int) -> str:
