@@ -18,12 +18,9 @@ class ControlGroup:
         self._folders = folders
 
     def limit(self, kind: str, **files: str) -> None:
-        """Set limits.
+        """Write texts to files of the controller `kind`; a name has two underscores for a dot.
 
-        Args:
-            kind: controller: cpu, cpuset or memory.
-            files: what to write to which of the controller's files, with two underscores for a dot in the name. Files
-                that this machine's version of cgroups does not have are left out.
+        Files that this machine's version of cgroups does not have are left out.
         """
         for name, text in files.items():
             file = self._folders[kind] / name.replace("__", ".")

@@ -23,7 +23,6 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmctldPort={control}
 SlurmdPort={daemon}
-AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
@@ -45,16 +44,10 @@ PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 
 @contextmanager
 def slurm_node(folder: Path, processor: str = "") -> Iterator[dict[str, str]]:
-    """Start the daemons in an empty folder, and stop them afterwards.
+    """Start the daemons in an empty folder, yield the variables with which Slurm's commands find them, and stop them.
 
     Skips the test where Slurm is not installed or this user is not root; fails it where Slurm does not start.
-
-    Args:
-        folder: for all files of the daemons.
-        processor: what Slurm takes the node for, in terms of slurm.conf(5); by default, as many CPUs as it has.
-
-    Yields:
-        The variables with which Slurm's commands find the daemons.
+    `processor` describes the node in terms of slurm.conf(5); by default it has this machine's CPUs.
     """
     for program in ("munged", "slurmctld", "slurmd", "srun"):
         if shutil.which(program, path=_PATH) is None:

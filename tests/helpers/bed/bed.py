@@ -59,18 +59,12 @@ class _Host:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a watched command ended.
+    """How a watched command ended."""
 
-    Attributes:
-        returncode: its exit status; None: it had to be killed.
-        left: for each host the processes that were left.
-        at: time.monotonic() when it had returned and nothing was left, or at the end of the timeout.
-    """
-
-    returncode: int | None
+    returncode: int | None  # None: it had to be killed
     output: str
-    left: dict[str, dict[int, str]]
-    at: float
+    left: dict[str, dict[int, str]]  # for each host the processes that were left
+    at: float  # time.monotonic() when it had returned and nothing was left, or at the end of the timeout
 
 
 class Bed:
