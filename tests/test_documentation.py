@@ -39,17 +39,12 @@ def test_files_that_a_page_names_exist_and_the_site_has_every_page() -> None:
         assert page.parent.name != "docs" or f"- {page.name}\n" in plan, page
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MkDocs warns of dead links and anchors, and of unknown names in the Python reference; not with --quiet."""
-    folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    jobs.completed(words, 300, {"NO_MKDOCS_2_WARNING": "1"}, ROOT)
-    return folder
-
-
 @pytest.mark.job
-def test_the_site_is_built_without_a_warning(site: Path) -> None:
+def test_the_site_is_built_without_a_warning_and_every_error_names_its_remedy(tmp_path: Path) -> None:
+    """MkDocs warns of dead links and anchors, and of unknown names in the Python reference; not with --quiet."""
+    site = tmp_path / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    jobs.completed(words, 300, {"NO_MKDOCS_2_WARNING": "1"}, ROOT)
     assert "notebook_launcher" in (site / "reference/python/index.html").read_text()
     commands = (site / "reference/commands/index.html").read_text()
     for anchor in ("cpudist-train--compress", "cpudist-train-m", "cpudist-launch--ppn", "cpudist-bench--only"):
@@ -61,11 +56,7 @@ def test_the_site_is_built_without_a_warning(site: Path) -> None:
     messages = (site / "reference/messages.md").read_text()
     for text in ("no backend can be used", "warning: not using", "all_to_all_single needs contiguous tensors"):
         assert text in messages  # of Python, of its warnings, of C++
-
-
-@pytest.mark.job
-def test_every_error_names_its_remedy(site: Path) -> None:
-    lists = re.findall(r"\*\*Errors\*\*\n\n((?:- .*\n)+)", (site / "reference/messages.md").read_text())
+    lists = re.findall(r"\*\*Errors\*\*\n\n((?:- .*\n)+)", messages)
     errors = set(re.findall(r"^- ``(.*) ``$", "".join(lists), re.MULTILINE))
     assert len(errors) > 200
     assert {error for error in errors if not _REMEDY.search(error)} - _NAMES_IT_OTHERWISE == set()

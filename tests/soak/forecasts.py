@@ -100,19 +100,14 @@ def main() -> None:
                 print(f"1 of {hosts} hosts alone: {_step(alone):.3f} s", flush=True)
                 for scheme in ("none", "bf16", "int8"):
                     run = bed.train(hosts, scheme)
-                    errors.append(_compare(alone, run, rate, hosts, scheme))
+                    expected = forecast.forecast(alone, hosts, scheme, network_rate(rate))
+                    errors.append(expected.step / _step(run) - 1)
+                    memory = f"memory {expected.memory >> 20} and {run['memory'] >> 20} MB"
+                    times = f"forecast {expected.step:.3f} s, measured {_step(run):.3f} s, {100 * errors[-1]:+.1f} %"
+                    print(f"{rate}, {hosts} hosts, {scheme}: {times}; {memory}", flush=True)
     good = sum(abs(error) <= 0.1 for error in errors)
     print(f"{good} of {len(errors)} forecasts are within 10 %")
     sys.exit(good < 0.9 * len(errors))
-
-
-def _compare(one: dict[str, Any], run: dict[str, Any], rate: str, hosts: int, scheme: str) -> float:
-    expected, measured = forecast.forecast(one, hosts, scheme, network_rate(rate)), _step(run)
-    error = expected.step / measured - 1
-    memory = f"memory {expected.memory >> 20} and {run['memory'] >> 20} MB"
-    times = f"forecast {expected.step:.3f} s, measured {measured:.3f} s, {100 * error:+.1f} %"
-    print(f"{rate}, {hosts} hosts, {scheme}: {times}; {memory}", flush=True)
-    return error
 
 
 if __name__ == "__main__":
