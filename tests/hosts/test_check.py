@@ -108,7 +108,6 @@ def test_many_hosts_connect_in_a_number_that_grows_slowly(count: int) -> None:
         ({"torch": "2.8.0"}, "error has torch 2.8.0, this host 2.13.0"),
         ({"torch": None}, "error has torch None"),
         ({"cpudist": "0.0.9"}, "error has cpudist 0.0.9"),
-        ({"folder": False}, "error has no folder"),
         ({"script": None}, "error has no train.py"),
         ({"script": "b"}, "error has another train.py than this host"),
         ({"shared": False}, "warning has a folder"),

@@ -8,7 +8,6 @@ from pathlib import Path
 import faults
 import pytest
 from bed import Bed
-from control_group import control_group
 from jobs import BIN, launch
 from mpis import MPIS, require
 
@@ -109,16 +108,6 @@ def test_hosts_without_ipv4(own_bed: Bed, tmp_path: Path, mpi: str) -> None:
         assert "IPv4" in result.report.splitlines()[-1]
     else:
         assert (result.returncode, ranks) == (0, {"0-0": "h0", "0-1": "h1"}), result.output
-
-
-def test_a_part_of_a_cpu(own_bed: Bed) -> None:
-    with control_group() as group:
-        group.limit("cpu", cpu__max="8000 100000", cpu__cfs_quota_us="8000")
-        own_bed.join("h1", group)
-        says = found(own_bed)
-        own_bed.kill("h1")
-    assert says["h0"][0] == "ok"
-    assert (says["h1"][0], "a quota of 0.08 CPUs" in says["h1"][1]) == ("warning", True)
 
 
 @THREE_HOSTS

@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bed import Bed
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mpis import mpirun, named
 
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import parse, read, spread, write
@@ -139,24 +137,3 @@ def test_spread_fills_in_order_or_refuses(hosts: list[Host], ranks: int | None, 
     assert sum(host.slots for host in placed) == (ranks or sum(room))
     assert [host.slots for host in placed[:-1]] == room[: len(placed) - 1]
     assert placed[-1].slots <= room[len(placed) - 1]
-
-
-@pytest.mark.job
-@pytest.mark.parametrize(
-    ("mpi", "text"),
-    [
-        *((mpi, "{h0}:2\n{h1_ipv4} slots=4\n") for mpi in ("intel", "mpich", "openmpi")),
-        ("intel", "[{h0_ipv6}]:2\n{h1_ipv6} slots=4\n"),  # the others refuse IPv6
-    ],
-)
-def test_ranks_start_where_the_file_says(bed: Bed, tmp_path: Path, mpi: str, text: str) -> None:
-    """Five ranks, so one slot of h1 stays empty."""
-    fields = {"h0": "h0"}
-    for name, (ipv4, ipv6) in bed.addresses.items():
-        fields |= {f"{name}_ipv4": ipv4, f"{name}_ipv6": ipv6}
-    path = tmp_path / "hostfile"
-    path.write_text(write(spread(parse(text.format(**fields)), ranks=5), named(mpi)))
-    where = ["sh", "-c", "echo ${PMI_RANK:-$OMPI_COMM_WORLD_RANK} $(hostname)"]
-    result = bed.run("h0", [*mpirun(mpi), named(mpi).hostfile_option, str(path), "-n", "5", *where], timeout=120)
-    assert result.returncode == 0, result.output
-    assert sorted(result.stdout.splitlines()) == ["0 h0", "1 h0", "2 h1", "3 h1", "4 h1"], result.output

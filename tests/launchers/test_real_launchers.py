@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -37,16 +36,6 @@ def test_two_ranks(cluster: dict[str, str], mpi: str, tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.glob("0-*")) == ["0-0", "0-1"]
 
 
-def test_one_process_of_several_tasks_is_told(cluster: dict[str, str], tmp_path: Path) -> None:
-    """In a batch script without srun."""
-    batch, output = tmp_path / "one.sbatch", tmp_path / "one.out"
-    train = shlex.join(jobs.train("--backend", "gloo", str(SCRIPT), str(tmp_path)))
-    batch.write_text(f"#!/bin/sh\n#SBATCH --ntasks=2 --output={output}\n{train}\n")
-    result = jobs.run(["sbatch", "--wait", str(batch)], timeout=120, env=cluster)
-    assert result.returncode == 0, result.output + output.read_text()
-    assert output.read_text().count("Slurm was asked for 2 tasks, and this is one process") == 1
-
-
 PROGRAM = """
 import cpudist, sys
 try:
@@ -57,16 +46,12 @@ cpudist.shutdown()
 """
 
 
-def run(*command: str, **env: str) -> jobs.Result:
-    return jobs.run([*command, sys.executable, "-c", PROGRAM], timeout=90, env=env)
-
-
 def test_a_split_world_is_refused() -> None:
     intel = Path(sys.prefix) / "lib" / "libmpi.so.12"
     if not intel.exists() or shutil.which("mpirun.openmpi") is None:
         pytest.skip(f"{intel} or mpirun.openmpi is not there")
     launcher = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-    done = run(*launcher, MPI4PY_LIBMPI=str(intel))
+    done = jobs.run([*launcher, sys.executable, "-c", PROGRAM], timeout=90, env={"MPI4PY_LIBMPI": str(intel)})
     assert done.returncode != 0
     assert "refused: " in done.stderr, done.output
     assert "Intel(R) MPI Library" in done.stderr
@@ -77,5 +62,5 @@ def test_intels_mpirun_with_another_hydra_first_on_path_says_so() -> None:
     if shutil.which("mpirun.mpich") is None:
         pytest.skip("mpirun.mpich is not installed")
     # jobs.run puts the environment first; here the system's programs come before it.
-    done = run("env", "PATH=/usr/bin:/bin", *jobs.mpirun(2))
+    done = jobs.run(["env", "PATH=/usr/bin:/bin", *jobs.mpirun(2), sys.executable, "-c", PROGRAM], timeout=90)
     assert "refused: Intel MPI's mpirun has started MPICH's mpiexec.hydra" in done.stderr, done.output

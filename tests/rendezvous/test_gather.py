@@ -11,8 +11,6 @@ from torch.distributed import TCPStore
 from cpudist import waiting
 from cpudist.errors import StartupTimeout
 from cpudist.rendezvous import all_gather, gather
-from cpudist.store import Address
-from cpudist.store.client import StoreLost
 from cpudist.store.torch_store import JobStore
 
 
@@ -91,10 +89,8 @@ def test_progress_is_made_while_waiting(agent: TCPStore, clock: Clock) -> None:
     assert all_gather(agent, 0, 2, "k", "0", 10, meanwhile=lambda: agent.set("k/1", "=1")) == ["0", "1"]
 
 
-def test_a_lost_store_is_an_error_that_names_the_purpose() -> None:
-    class Lost(JobStore):
-        def set(self, key: str, value: str | bytes) -> None:
-            raise StoreLost("closed")
-
-    with pytest.raises(StartupTimeout, match="testing: lost the store of rank 0: closed"):
-        all_gather(Lost(Address((), 0, b"", 5), 5), 0, 2, "k", "value", 5, what="testing")
+def test_a_lost_store_is_an_error_that_names_the_purpose(server: Serving) -> None:
+    store = JobStore(server.address(), 5)
+    store.close()
+    with pytest.raises(StartupTimeout, match=r"testing: lost the store of rank 0: .*the job is over"):
+        all_gather(store, 0, 2, "k", "value", 5, what="testing")

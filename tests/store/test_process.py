@@ -66,10 +66,15 @@ def test_it_ends_with_its_owner_alone_and_reports_who_was_lost_first(
 
 
 @pytest.mark.job
-def test_standard_error_is_given_up_once_there_is_nothing_to_report() -> None:
+def test_standard_error_is_held_while_there_may_be_something_to_report() -> None:
+    """A launcher may wait until no process holds it, and the server lives seconds longer than the job."""
     server = StoreProcess(["127.0.0.1"], 0, TOKEN, 5)
     client = Connection(Address(("127.0.0.1",), server.port, TOKEN, 5), 5)
+    client.on_disconnect("lost", "0")
     server.close_in_child()
-    assert poll(lambda: os.readlink(f"/proc/{server._process.pid}/fd/2") == os.devnull, 4)
+    output = Path(f"/proc/{server._process.pid}/fd/2")
+    assert not poll(lambda: output.readlink() == Path(os.devnull), 0.2)
+    client.cancel_on_disconnect("lost", "0")
+    assert poll(lambda: output.readlink() == Path(os.devnull), 4)
     client.close()
     assert server._process.wait(20) == 0

@@ -17,17 +17,13 @@ from cpudist.store.protocol import Code, Garbage
 from cpudist.store.torch_store import JobStore
 
 
-def _taken(buffer: bytearray) -> list[tuple[Code, list[bytes]]]:
-    return list(protocol.frames(buffer))
-
-
 @given(fields=st.lists(st.binary(max_size=50), max_size=6), code=st.sampled_from(Code), cut=st.integers(1, 400))
 def test_frames_survive_the_wire_in_any_pieces(fields: list[bytes], code: Code, cut: int) -> None:
     sent = protocol.pack(code, *fields) + protocol.pack(Code.COUNT)
     buffer, got = bytearray(), []
     for at in range(0, len(sent), cut):
         buffer += sent[at : at + cut]
-        got += _taken(buffer)
+        got += protocol.frames(buffer)
     assert got == [(code, fields), (Code.COUNT, [])]
     assert not buffer
 
@@ -55,18 +51,8 @@ def test_noise_is_refused_or_packs_to_the_same_bytes(noise: bytes) -> None:
 )
 def test_other_bytes_than_frames_are_refused_at_once(frame: bytes) -> None:
     with pytest.raises(Garbage):
-        _taken(bytearray(frame))
-    assert _taken(bytearray(b"\x02\x40\0\0\0")) == [], "a frame of 1 GiB is awaited"
-
-
-@given(value=st.integers(-(2**63), 2**63 - 1))
-def test_numbers_keep_their_value(value: int) -> None:
-    assert protocol.to_number(protocol.number(value)) == value
-
-
-def test_a_number_of_another_length_is_refused() -> None:
-    with pytest.raises(Garbage):
-        protocol.to_number(b"\0" * 7)
+        list(protocol.frames(bytearray(frame)))
+    assert list(protocol.frames(bytearray(b"\x02\x40\0\0\0"))) == [], "a frame of 1 GiB is awaited"
 
 
 def test_a_proof_depends_on_the_token_the_side_and_both_challenges_in_order() -> None:

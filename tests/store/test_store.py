@@ -118,16 +118,6 @@ def test_a_server_without_clients_reports_who_was_lost_first(server: Serving, ca
     assert sorted(server.reports[:1] if reports == ["1 was lost"] else server.reports) == reports
 
 
-def test_standard_error_is_held_while_there_may_be_something_to_report(server: Serving, client: Connection) -> None:
-    """A launcher may wait until no process holds it, and the server lives seconds longer than the job."""
-    client.on_disconnect("lost", "0")
-    server.lose_owner()
-    client.count()
-    assert not server.released.wait(0.2)
-    client.cancel_on_disconnect("lost", "0")
-    assert server.released.wait(20)
-
-
 def test_without_its_owner_it_takes_no_client_and_ends_after_the_last_one(server: Serving, client: Connection) -> None:
     server.lose_owner()
     assert client.count() == 0
