@@ -182,7 +182,7 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "two"),
         *((NAMED_STEP | {"SLURM_STEP_NODELIST": hosts}, "not understood") for hosts in ("", "n[1-2")),
         (ARBITRARY, "MASTER_ADDR"),
-        (NAMED_STEP | {"SLURM_HOSTFILE": "hosts"}, "MASTER_ADDR"),
+        (NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_HOSTFILE": "hosts"}, "MASTER_ADDR"),
         *((BY_HAND | {name: ""}, name) for name in ("MASTER_ADDR", "MASTER_PORT", "CPUDIST_TOKEN")),
         *((BY_HAND | {"MASTER_PORT": port}, "MASTER_PORT") for port in ("0", "65536", "²")),
         ({name: value for name, value in BY_HAND.items() if name != "MASTER_PORT"}, "MASTER_PORT"),
