@@ -1,4 +1,4 @@
-"""Jobs over two hosts: under each MPI's own mpirun, from other login shells, torchrun, and notebooks."""
+"""Jobs over two hosts: under each MPI's own mpirun, from other login shells, and from notebooks."""
 
 import json
 import os
