@@ -1,4 +1,4 @@
-"""`cpudist bench` and the programs of benchmarks/: their statistics, and that they run. What they measure is not tested."""
+"""`cpudist bench` and the programs of benchmarks/ run, and their statistics. What they measure is not tested."""
 
 import json
 import sys
