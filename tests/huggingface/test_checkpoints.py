@@ -24,7 +24,7 @@ from cpudist.topology.identity import free_port
 
 _WORDS = ["--no_cuda", "--learning_rate", "1e-2", "--save_strategy", "steps"]
 _EIGHT = [*_WORDS, "--per_device_train_batch_size", "6", "--max_steps", "8", "--save_steps", "2"]
-_EIGHT += ["--save_total_limit", "1"]
+_EIGHT += ["--save_total_limit", "1", "--use_ipex", "--bf16"]
 
 
 def _load(checkpoint: Path, ranks: int) -> None:
@@ -55,7 +55,7 @@ def _killed(whole: tuple[Path, dict[str, Any]], output: Path, kills: list[list[s
     """Return the words of a training that is killed, where an earlier run with more steps has left its checkpoints."""
     for name in ("checkpoint-8", "checkpoint-99"):
         shutil.copytree(whole[0] / "checkpoint-8", output / name)
-    return command(output, ["killed.py", json.dumps(kills), "--dropout"], *_EIGHT, options=options)
+    return command(output, ["watched.py", "killed", json.dumps(kills), "--dropout"], *_EIGHT, options=options)
 
 
 def _went_on(whole: tuple[Path, dict[str, Any]], output: Path, result: Result, *restarts: int) -> None:
@@ -156,7 +156,7 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
 
     def train(ranks: int, *more: str) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
         name = str(ranks)
-        found = trained(ranks, tmp_path / name, ["seen.py", str(tmp_path / f"{name}.seen")], *words, *more)
+        found = trained(ranks, tmp_path / name, ["watched.py", "seen", str(tmp_path / f"{name}.seen")], *words, *more)
         return found, json.loads((tmp_path / f"{name}.seen").read_text())
 
     whole, seen = train(4)
@@ -184,7 +184,7 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
 )
 def test_a_signal_stops_all_ranks_after_a_checkpoint(tmp_path: Path, target: str, name: str, status: int) -> None:
     """A rank or `cpudist launch` gets it. The script's callbacks see it, although the job's own stand before them."""
-    output, script = tmp_path / "out", ["signalled.py", target, name]
+    output, script = tmp_path / "out", ["watched.py", "signalled", target, name]
     words = [*_WORDS, "--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", "1"]
     words = command(output, script, *words, options=("--checkpoint-on-signal",))
     launched = launch("--nproc", "2", "--max-restarts", "1", "--", *words)

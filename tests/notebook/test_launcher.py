@@ -1,7 +1,8 @@
-"""`notebook_launcher` from plain Python: real processes, real failures."""
+"""`notebook_launcher` from plain Python and in cells of a real Jupyter kernel: real processes, real failures."""
 
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from jobs import completed, environment
 
 pytestmark = pytest.mark.job
 
-SCRIPT = Path(__file__).with_name("checks") / "launches.py"
+CHECKS = Path(__file__).with_name("checks")
+SCRIPT = CHECKS / "launches.py"
 HOST = socket.gethostname()
 
 
@@ -85,3 +87,35 @@ def test_nothing_outlives_a_notebook_that_is_killed() -> None:
         process.stdout.close()
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert alive == []
+
+
+def test_the_example_learns_in_a_kernel() -> None:
+    result = completed([sys.executable, str(CHECKS / "execute.py"), "2"], timeout=170)
+    found = re.search(r"2 processes, accuracy ([\d.]+)", result.stdout)
+    assert found, result.output
+    assert float(found[1]) > 0.8
+    assert result.stdout.count("of 360 digits right") == 4, "rank 0 alone prints"
+    assert len(re.findall(r"epoch 3: +\d+%", result.stderr)) > 1, "the progress bar is drawn as it goes"
+
+
+FIGURE = """
+from cpudist import notebook_launcher
+from matplotlib import pyplot
+# %%
+def draw():
+    pyplot.plot([1, 2])
+    pyplot.show()
+# %%
+notebook_launcher(draw, num_processes=2)
+"""
+
+
+def test_a_figure_of_rank_0_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "cells.py").write_text(FIGURE)
+    result = completed([sys.executable, str(CHECKS / "execute.py"), str(tmp_path / "cells.py")], timeout=170)
+    assert result.stdout == "Launching training on 2 CPUs.\ndisplay_data of a picture\n", result.output
+
+
+def test_an_interrupted_cell_leaves_nothing_and_the_next_one_works() -> None:
+    result = completed([sys.executable, str(CHECKS / "interrupt_cells.py"), "1"], timeout=120)
+    assert "1 interrupted cells left nothing" in result.stdout

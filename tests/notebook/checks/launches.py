@@ -40,9 +40,8 @@ examples = [{"x": torch.randn(4), "labels": torch.tensor(one % 2)} for one in ra
 def train(folder: str) -> dict[str, object]:
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(
-        folder, max_steps=3, per_device_train_batch_size=2, report_to=[], save_strategy="no", disable_tqdm=True
-    )
+    options = {"max_steps": 3, "per_device_train_batch_size": 2, "dataloader_num_workers": 1, "save_strategy": "no"}
+    arguments = TrainingArguments(folder, **options, report_to=[], disable_tqdm=True)
     model = Learner()
     Trainer(model, arguments, train_dataset=examples).train()
     weights = [torch.empty_like(model.layer.weight) for _ in range(2)]
