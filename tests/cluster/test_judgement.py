@@ -15,7 +15,6 @@ from cpudist import answers
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_bandwidth
 from cpudist.cluster.judgement import judge
 from cpudist.cluster.links import pairs_in_rounds
-from cpudist.cluster.tables import tables
 
 Change = Callable[[ClusterFigures], ClusterFigures]
 
@@ -148,10 +147,3 @@ def test_every_pair_of_hosts_is_in_a_round(hosts: int) -> None:
     for first in range(0, len(pairs), max(at_once, 1)):
         busy = [host for pair in pairs[first : first + at_once] for host in pair]
         assert len(busy) == len(set(busy))
-
-
-@pytest.mark.parametrize(("hosts", "shown"), [(1, False), (2, True), (4, True), (12, True), (17, True), (40, False)])
-def test_tables_fit_a_terminal(hosts: int, shown: bool) -> None:
-    text = tables(cluster(hosts))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count(" 100") == (hosts * (hosts - 1) if shown else 0)
