@@ -24,7 +24,7 @@ from cpudist.topology.identity import free_port
 
 _WORDS = ["--no_cuda", "--learning_rate", "1e-2", "--save_strategy", "steps"]
 _EIGHT = [*_WORDS, "--per_device_train_batch_size", "6", "--max_steps", "8", "--save_steps", "2"]
-_EIGHT += ["--save_total_limit", "1", "--use_ipex", "--bf16"]
+_EIGHT += ["--save_total_limit", "1"]
 
 
 def _load(checkpoint: Path, ranks: int) -> None:

@@ -69,15 +69,21 @@ def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path) -> 
 
 
 @pytest.mark.versions
-def test_the_best_checkpoint_is_loaded_and_steps_are_made_while_one_is_written(tmp_path: Path) -> None:
+def test_saves_beside_steps_loads_the_best_and_resumes(tmp_path: Path) -> None:
     """With a learning rate that ends badly, the last model is not the best."""
     words = [*_WORDS, "--per_device_train_batch_size", "6", "--max_steps", "40", "--learning_rate", "1e-1"]
     words += ["--save_strategy", "steps", "--save_steps", "10", "--eval_strategy", "steps", "--eval_steps", "10"]
     words += ["--load_best_model_at_end", "--metric_for_best_model", "loss"]
-    found = trained(2, tmp_path / "out", ["watched.py", "beside"], *words, options=("--async-checkpoint",))
+    slow = ["watched.py", "beside", "--dropout"]
+    whole = trained(2, tmp_path / "whole", slow, *words, options=("--async-checkpoint",))
     # Evaluated again after training, then with all parameters in float32.
-    assert found["metrics"]["eval_loss"] == pytest.approx(found["best"], rel=2e-2)
-    assert found["checkpoint"].startswith(str(tmp_path / "out" / "checkpoint-"))
+    assert whole["metrics"]["eval_loss"] == pytest.approx(whole["best"], rel=2e-2)
+    assert whole["checkpoint"].startswith(str(tmp_path / "whole" / "checkpoint-"))
+
+    words += ["--resume_from_checkpoint", str(tmp_path / "whole" / "checkpoint-20")]
+    resumed = trained(2, tmp_path / "resumed", ["course.py", "--dropout"], *words)
+    assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-5), "the first twenty come from the checkpoint"
+    assert resumed["parameters"] == pytest.approx(whole["parameters"], abs=1e-5)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
