@@ -59,8 +59,8 @@ def _links(slow: Callable[[LinkFigures], bool], **fields: Any) -> Change:
     return change
 
 
-def _late_links(number: int) -> Change:
-    return _links(lambda link: number in (link.source, link.target), bandwidth=1e6, latency=0.05)
+def _links_of(number: int, **fields: Any) -> Change:
+    return _links(lambda link: number in (link.source, link.target), **fields)
 
 
 SLOW = {"float32": 4.8e11, "bfloat16": 1.2e12}
@@ -70,7 +70,11 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
     "cores": (_host(1, flops=SLOW, cores=4), ["h1"], "4 cores"),
     "unknown": (_host(0, flops=SLOW), ["h0"], "0.60 of the others' speed in float32, 0.60 in bfloat16"),
     "neighbour": (_host(0, flops=SLOW, load=1.5), ["h0"], "1.5 programs"),
-    "quota": (lambda one: _late_links(2)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(one)), ["h2"], "a quota of 0.08"),
+    "quota": (
+        lambda one: _links_of(2, bandwidth=1e6, latency=0.05)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(one)),
+        ["h2"],
+        "a quota of 0.08",
+    ),
     "whole quota": (_host(1, flops=SLOW, cores=4, quota=4.0), ["h1"], "a quota of 4 CPUs"),
     "memory": (_host(2, copied=1e10), ["h2"], "0.50"),
     "version": (_host(2, versions={**VERSIONS, "torch": "2.8.0"}), ["h2"], "torch 2.8.0"),
@@ -84,12 +88,8 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
         ["h1 and h2"],
         "80 M",
     ),
-    "late host": (_links(lambda link: 2 in (link.source, link.target), latency=0.02), ["h2"], "20000 us on all of its"),
-    "slow host": (
-        _links(lambda link: 3 in (link.source, link.target), bandwidth=1.175e7),
-        ["h3"],
-        "and receives at most 94",
-    ),
+    "late host": (_links_of(2, latency=0.02), ["h2"], "20000 us on all of its"),
+    "slow host": (_links_of(3, bandwidth=1.175e7), ["h3"], "and receives at most 94"),
     "loss": (lambda figures: dataclasses.replace(figures, loss=(0.51, 0.5)), ["training"], "0.51"),
 }
 

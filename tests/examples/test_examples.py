@@ -17,13 +17,6 @@ from PIL import Image
 from pretrained import minilm, small_bert
 from trainer_examples import EXAMPLES, trained
 
-# Runs local_sgd.py, and saves its parameters.
-SAVES = f"""
-import os, runpy, sys, torch
-folder = sys.argv.pop(1)
-model = runpy.run_path({str(EXAMPLES / "local_sgd.py")!r}, run_name="example")["main"]()
-torch.save(model.state_dict(), folder + "/" + os.environ["PMI_RANK"])
-"""
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 
@@ -48,14 +41,12 @@ def test_digits_are_learnt_in_bf16(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
-def test_ranks_train_apart_and_are_averaged(tmp_path: Path) -> None:
+def test_ranks_that_train_apart_and_are_averaged_learn() -> None:
     words = ["--every", "8", "--group", "1", "--steps", "121"]
-    result = completed(mpirun(2, sys.executable, "-c", SAVES, str(tmp_path), *words), timeout=120)
+    result = completed(mpirun(2, sys.executable, str(EXAMPLES / "local_sgd.py"), *words), timeout=120)
     found = re.search(r"held-out loss (\S+)", result.stdout)
     assert found, result.output
     assert float(found[1]) < 4
-    one, two = (torch.load(tmp_path / str(rank)) for rank in range(2))
-    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.job

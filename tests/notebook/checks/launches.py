@@ -1,4 +1,4 @@
-"""Starts jobs as a notebook's cells do, and prints their results: launches.py result|failures|sleep|xla [PROCESSES]."""
+"""Starts jobs as a notebook's cells do, and prints their results: launches.py result|failures|sleep."""
 
 import atexit
 import json
@@ -59,24 +59,18 @@ def make(scale: float):
 
     def work(name: str, folder: str):
         import torch.distributed as dist
-        from accelerate import Accelerator
 
         world = cpudist.init()
         atexit.register(print, f"rank {world.rank} exits")
         print(f"rank {world.rank} prints")
         print(f"rank {world.rank} warns", file=sys.stderr)
-        accelerator = Accelerator()
-        assert (accelerator.num_processes, accelerator.process_index) == (world.size, world.rank)
         assert (world.launcher, world.backend) == ("notebook", "ccl")
-        model = accelerator.prepare(Learner())
-        with accelerator.autocast():
-            kind = model.module.layer(torch.ones(1, 4)).dtype
         total = weights * (world.rank + 1)
         dist.all_reduce(total)
         everyone = [None] * world.size
         dist.all_gather_object(everyone, Learner())  # pickled by reference: `__main__` has to be the notebook's
         assert [type(one) for one in everyone] == [Learner] * world.size
-        made = {"name": name, "total": total, "kind": kind, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
+        made = {"name": name, "total": total, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
         return {**made, "trained": train(folder)}
 
     return work
@@ -108,17 +102,7 @@ def sleeps() -> None:
     time.sleep(1000)
 
 
-def on_xla() -> tuple[int, int, str, float]:
-    import torch_xla.runtime
-
-    world = cpudist.init()
-    total = torch.ones(3, device=world.device) * (world.rank + 1)
-    if world.size > 1:
-        torch.distributed.all_reduce(total)
-    return world.size, torch_xla.runtime.addressable_device_count(), str(total.device), total.sum().item()
-
-
-def main(what: str, processes: str = "2") -> None:
+def main(what: str) -> None:
     if what == "result":
         # The notebook's own threads, MPI, process group and gradient do not exist in the ranks.
         from mpi4py import MPI
@@ -134,7 +118,7 @@ def main(what: str, processes: str = "2") -> None:
             record = json.loads(file.read_text())
         assert (record["exit"], record["steps"], record["network"]["interface"]) == ("completed", 3, "lo"), record
         assert isinstance(found["net"], Learner)
-        print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
+        print(found["name"], found["total"].tolist(), len(found["cpus"]))
         print(found["trained"])
         torch.distributed.destroy_process_group()
     if what == "failures":
@@ -147,9 +131,7 @@ def main(what: str, processes: str = "2") -> None:
         print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1, **elastic))
     if what == "sleep":
         cpudist.notebook_launcher(sleeps)
-    if what == "xla":
-        print(cpudist.notebook_launcher(on_xla, num_processes=int(processes), backend="xla"))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
