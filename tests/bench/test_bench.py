@@ -59,7 +59,6 @@ def test_collectives_under_mpirun(tmp_path: Path) -> None:
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert result.stdout.count("allreduce, float32") == 1, result.output  # rank 0 alone prints
     content = json.loads(kept.read_text())
-    assert content["benchmark"] == "collectives"
     assert (content["environment"]["world_size"], content["environment"]["transport"]) == (2, "mpi")
     measured = {(entry["operation"], entry["dtype"]): entry for entry in content["results"]}
     for dtype in ("float32", "bfloat16"):

@@ -25,11 +25,7 @@ pytestmark = pytest.mark.versions
 
 
 class Training:
-    """A model that draws random numbers, its optimizer and its schedule.
-
-    Args:
-        kind: a type of numbers; or "optimized", with a fused optimizer's state in the layout of channels-last.
-    """
+    """A model that draws random numbers. `kind`: of numbers; or "optimized", with a fused optimizer, channels last."""
 
     def __init__(self, seed: int = 0, kind: Any = torch.float32) -> None:
         torch.manual_seed(seed)
@@ -123,20 +119,16 @@ def _flip(path: Path) -> None:
         ("__0_0.distcp", _cut, "bytes instead of"),
         ("__0_0.distcp", _flip, "has another checksum than when it was written"),
         (".metadata", Path.unlink, ".metadata: No such file"),
-        ("checkpoint.json", _cut, None),
         ("checkpoint.json", lambda path: path.write_text("{}"), "checkpoint.json cannot be read"),
     ],
 )
 def test_a_damaged_one_is_named_and_the_one_before_is_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, harm: Any, said: str | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, harm: Any, said: str
 ) -> None:
     training, checkpoints = Training(), cpudist.Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, **training.parts)
     harm(tmp_path / "checkpoint-2" / name)
-    if said is None:  # only the line's end is missing
-        assert checkpoints.restore(**training.parts) == 2
-        return
     assert checkpoints.restore(**training.parts) == 1
     warning, *_ = capsys.readouterr().err.splitlines()
     assert f"{tmp_path}/checkpoint-2 is damaged: " in warning

@@ -21,7 +21,7 @@ PLAIN = [*ACCELERATE, "--num_machines", "1", "--mixed_precision", "no", "--dynam
 PLAIN += ["--main_process_port", "0"]
 LAUNCHERS = {
     "accelerate": [*PLAIN, "--multi_gpu"],
-    "accelerate-mpirun": [*PLAIN, "--cpu", "--mpirun_hostfile", "HOSTS"],
+    "accelerate-mpirun": [*PLAIN, "--cpu", "--mpirun_hostfile", "hosts"],
 }
 
 
@@ -91,8 +91,8 @@ def test_arguments_from_files_and_code_and_a_rank_that_fails(tmp_path: Path, lau
     (tmp_path / "hosts").write_text("localhost\n")
     flags = {"output_dir": str(tmp_path), "ddp_backend": "ccl", "use_ipex": True, "no_cuda": True, "extra": 4}
     (tmp_path / "flags.json").write_text(json.dumps(flags))
-    command = [str(tmp_path / "hosts") if word == "HOSTS" else word for word in LAUNCHERS[launcher]]
-    result = run([*command, str(CHECKS / "arguments.py"), str(tmp_path), "starts"], timeout=BOUND)
+    command = [*LAUNCHERS[launcher], str(CHECKS / "arguments.py"), str(tmp_path), "starts"]
+    result = run(command, timeout=BOUND, cwd=tmp_path)
     assert result.returncode == 1, result.output
     assert result.stdout == "true\ntrue\n", result.output
     assert result.stderr.count("RuntimeError: rank 1 has had enough\n") == 1, result.output
