@@ -146,6 +146,8 @@ def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_pa
         with pytest.raises(UserError, match="keep must be a whole number of checkpoints"):
             cpudist.Checkpoints(tmp_path, keep=keep)
     training = Training()
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "one").mkdir()  # an empty folder is not in the way
     cpudist.save(tmp_path / "one", training.model, training.optimizer)
     small = torch.nn.Sequential(torch.nn.Conv2d(3, 9, 3))
     other = torch.optim.SGD(training.model[1].parameters())
@@ -162,13 +164,15 @@ def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_pa
         (lambda: save(two, small, other), "updates 2 parameters that the model does not have"),
         (lambda: save(two, optimizer=other), "give model= too"),
         (lambda: save(two, values=1), "values= is a name"),
+        (lambda: save(tmp_path / "notes", small), "notes is there and is no checkpoint"),
         (lambda: load(two, small), "there is no checkpoint"),
         (lambda: cpudist.Checkpoints(tmp_path).restore(optimizer=other), "give model= too"),
         (lambda: cpudist.Checkpoints(tmp_path).save(-1, small), "step must be a whole number"),
     ):
         with pytest.raises(UserError, match=part):
             call()
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "one"]
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_one_checkpoint_is_saved_and_loaded_by_its_folder(tmp_path: Path) -> None:
@@ -195,16 +199,6 @@ def test_one_checkpoint_is_saved_and_loaded_by_its_folder(tmp_path: Path) -> Non
     dcp_to_torch_save(tmp_path / "best", tmp_path / "plain.pt")
     plain = torch.load(tmp_path / "plain.pt", weights_only=False)
     assert torch.equal(plain["model"]["0.weight"], training.model[0].weight)
-
-
-def test_a_file_in_the_way_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("mine")
-    with pytest.raises(UserError, match="is there and is no checkpoint"):
-        cpudist.save(tmp_path / "notes", torch.nn.Linear(1, 1))
-    assert (tmp_path / "notes").read_text() == "mine"
-    (tmp_path / "empty").mkdir()
-    cpudist.save(tmp_path / "empty", torch.nn.Linear(1, 1))
-    assert json.loads((tmp_path / "empty" / "checkpoint.json").read_text())["step"] is None
 
 
 def test_the_next_call_raises_what_failed_in_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

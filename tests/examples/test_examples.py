@@ -1,12 +1,13 @@
 """Each example learns on two ranks; those of Trainer come to the same in one process."""
 
+import bisect
+import heapq
 import json
 import re
 import runpy
+import shlex
 import sys
-import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +17,6 @@ from jobs import completed, mpirun, train
 from PIL import Image
 from pretrained import minilm, small_bert
 from trainer_examples import EXAMPLES, trained
-
-LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 
 @pytest.mark.job
@@ -71,8 +70,8 @@ def test_digits_are_learnt_and_a_folder_of_images_goes_on_from_that_model(tmp_pa
 
 @pytest.mark.job
 def test_a_language_model_learns_the_same_on_two_ranks(tmp_path: Path) -> None:
-    words = ["--train_files", str(LIBRARY / "heapq.py"), str(LIBRARY / "shlex.py")]
-    words += ["--eval_files", str(LIBRARY / "bisect.py"), "--eval_on_start", "--block_size", "32"]
+    words = ["--train_files", heapq.__file__, shlex.__file__, "--eval_files", bisect.__file__]
+    words += ["--eval_on_start", "--block_size", "32"]
     words += ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--vocab_size", "400"]
     words += ["--max_steps", "30", "--learning_rate", "5e-3", "--logging_steps", "1", "--per_device_train_batch_size"]
     result, two = trained(tmp_path / "2", 2, "language_model", *words, "4", options=["--backend", "ccl"])
@@ -110,21 +109,21 @@ def test_question_answering_learns_and_scores_the_same_on_two_ranks(tmp_path: Pa
 
 def test_answers_of_several_windows_and_their_scores() -> None:
     """Two windows of a question, and one of a question without an answer; token 0 is [CLS], token 1 the question."""
-    example = SimpleNamespace(**runpy.run_path(str(EXAMPLES / "question_answering.py"), run_name="example"))
+    example = runpy.run_path(str(EXAMPLES / "question_answering.py"), run_name="example")
     context = "ab cd ef"
     questions = Dataset.from_list([{"context": context, "answers": ["cd"]}, {"context": context, "answers": []}])
     chars = [[[0, 0], [0, 0], [0, 2], [3, 5]], [[0, 0], [0, 0], [3, 5], [6, 8]], [[0, 0], [0, 0], [0, 2], [3, 5]]]
     windows = Dataset.from_dict({"number": [0, 0, 1], "chars": chars})
     start = np.array([[0.0, 9, 1, 0], [0, 9, 4, 0], [5, 0, 1, 0]])
     end = np.array([[0.0, 9, 0, 1], [0, 0, 1, 3], [5, 0, 0, 1]])
-    assert example.best_answers(questions, windows, (start, end)) == ["cd ef", ""]
+    assert example["best_answers"](questions, windows, (start, end)) == ["cd ef", ""]
     end[1] = [0, 0, 0, -9]  # an answer does not end before it starts
     start[1] = [0, 0, -9, 9]
-    assert example.best_answers(questions, windows, (start, end))[0] == "ab cd"
+    assert example["best_answers"](questions, windows, (start, end))[0] == "ab cd"
     for answer, truths, expected in (
         ("The  Lamp!", ["a lamp", "whale oil"], (1.0, 1.0)),
         ("oil", ["1874", "whale oil from the north"], (0.0, 2 / 5)),
         ("", [""], (1.0, 1.0)),
         ("1911", [""], (0.0, 0.0)),
     ):
-        assert example.score(answer, truths) == pytest.approx(expected)
+        assert example["score"](answer, truths) == pytest.approx(expected)

@@ -6,7 +6,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -129,17 +128,12 @@ def test_code(run: Any, name: str, before: str, after: str, differs: bool) -> No
     assert (code(run(CELLS), name) != code(run(CELLS.replace(before, after)), name)) is differs
 
 
-@dataclass
-class Config:
-    lr: float
-
-
 @pytest.mark.parametrize(
     ("one", "other", "differs"),
     [
         (1, 2, True),
         ({"a": [1, (2, "x")]}, {"a": [1, (2, "y")]}, True),
-        (Config(0.1), Config(0.2), True),
+        (World(0, 1, 0, 1, 0, 1, "single"), World(0, 1, 0, 1, 0, 1, "mpi"), True),  # a dataclass
         (functools.partial(print, 5), functools.partial(print, 6), True),
         (torch.zeros(2), torch.zeros(3), True),
         (torch.zeros(2), torch.ones(2), False),

@@ -88,8 +88,7 @@ def _expected(steps: int) -> Any:
 
 def main() -> None:
     """Run both trainings, and compare their parameters with those of a single process."""
-    options = json.loads(os.environ.get("CHECK_INIT", "{}"))
-    world = cpudist.init(**options)
+    world = cpudist.init(**json.loads(os.environ.get("CHECK_INIT", "{}")))
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     attempt = int(os.environ.get("CPUDIST_RESTART_COUNT", "0"))
     if len(sys.argv) > 3 and world.rank == 0 and attempt < 2:

@@ -34,7 +34,6 @@ def work(steps, late=0):
 """
 LAUNCH = "cpudist.notebook_launcher(work, ({steps}, {late}))"
 
-
 _START = re.compile("the ranks start")
 _RANKS = re.compile(r"rank +host .+\n(\d .+ in barrier #\d+ \(cell \d+, line 12\) .+\n){2}loss 3 to 1  █▆▁")
 
@@ -45,11 +44,7 @@ def run(
     at_work: Callable[[], object] | None = None,
     shown: re.Pattern[str] = _RANKS,
 ) -> str:
-    """Run a cell to its end; with `at_work`, call this when the cell shows the ranks in a barrier, or `shown`.
-
-    Returns:
-        What it has printed, and the traceback if it has raised.
-    """
+    """Run a cell, call `at_work` when it shows the ranks at work, and return its output and traceback."""
     said, places = "", dict[str, dict[str, str]]()
 
     def hear(message: dict[str, Any]) -> None:

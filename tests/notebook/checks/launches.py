@@ -37,41 +37,34 @@ class Learner(torch.nn.Module):
 examples = [{"x": torch.randn(4), "labels": torch.tensor(one % 2)} for one in range(16)]
 
 
-def train(folder: str) -> dict[str, object]:
-    from transformers import Trainer, TrainingArguments
-
-    options = {"max_steps": 3, "per_device_train_batch_size": 2, "dataloader_num_workers": 1, "save_strategy": "no"}
-    arguments = TrainingArguments(folder, **options, report_to=[], disable_tqdm=True)
-    model = Learner()
-    Trainer(model, arguments, train_dataset=examples).train()
-    weights = [torch.empty_like(model.layer.weight) for _ in range(2)]
-    torch.distributed.all_gather(weights, model.layer.weight.detach())
-    return {
-        "world": arguments.world_size,
-        "kinds": model.kinds,
-        "equal": torch.equal(*weights),
-        "backend": torch.distributed.get_backend(),
-    }
-
-
 def make(scale: float):
     weights = torch.full((4,), scale)
 
     def work(name: str, folder: str):
         import torch.distributed as dist
+        from transformers import Trainer, TrainingArguments
 
         world = cpudist.init()
         atexit.register(print, f"rank {world.rank} exits")
         print(f"rank {world.rank} prints")
         print(f"rank {world.rank} warns", file=sys.stderr)
-        assert (world.launcher, world.backend) == ("notebook", "ccl")
         total = weights * (world.rank + 1)
         dist.all_reduce(total)
         everyone = [None] * world.size
         dist.all_gather_object(everyone, Learner())  # pickled by reference: `__main__` has to be the notebook's
         assert [type(one) for one in everyone] == [Learner] * world.size
-        made = {"name": name, "total": total, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
-        return {**made, "trained": train(folder)}
+
+        options = {"max_steps": 3, "per_device_train_batch_size": 2, "dataloader_num_workers": 1, "save_strategy": "no"}
+        arguments = TrainingArguments(folder, **options, report_to=[], disable_tqdm=True)
+        assert (arguments.world_size, world.launcher, dist.get_backend()) == (2, "notebook", "ccl")
+        model = Learner()
+        Trainer(model, arguments, train_dataset=examples).train()
+        assert model.kinds == {torch.bfloat16}
+        weight = model.layer.weight.detach()
+        trained = [torch.empty_like(weight) for _ in range(world.size)]
+        dist.all_gather(trained, weight)
+        assert torch.equal(*trained)
+        return {"name": name, "total": total, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
 
     return work
 
@@ -118,8 +111,8 @@ def main(what: str) -> None:
             record = json.loads(file.read_text())
         assert (record["exit"], record["steps"], record["network"]["interface"]) == ("completed", 3, "lo"), record
         assert isinstance(found["net"], Learner)
-        print(found["name"], found["total"].tolist(), len(found["cpus"]))
-        print(found["trained"])
+        assert (found["name"], found["total"].tolist()) == ("x", [9.0] * 4)
+        assert len(found["cpus"]) == max(1, len(os.sched_getaffinity(0)) // 2)
         torch.distributed.destroy_process_group()
     if what == "failures":
         try:
