@@ -18,15 +18,6 @@ _WORDS = ["--no_cuda", "--ddp_backend", "ccl", "--use_ipex", "--bf16", "--lr_sch
 # accelerate runs torchrun's agent, or mpirun.
 ACCELERATE = [str(BIN / "accelerate"), "launch", "--num_processes", "2"]
 PLAIN = [*ACCELERATE, "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    *ACCELERATE,
-    "--num_machines",
-    "1",
-    "--mixed_precision",
-    "no",
-    "--dynamo_backend",
-    "no",
-    "--main_process_port=0",
-]
 LAUNCHERS = {
     "accelerate": [*PLAIN, "--multi_gpu"],
     "accelerate-mpirun": [*PLAIN, "--cpu", "--mpirun_hostfile", "hosts"],
