@@ -35,7 +35,7 @@ def test_digits_are_learnt_in_bf16(tmp_path: Path) -> None:
     found = re.search(r"backend='ccl'.*: ([\d.]+)% of 297 digits right", result.stdout)
     assert found, result.output
     assert float(found[1]) > 85
-    (line,) = result.stderr.splitlines()
+    (line,) = result.report.splitlines()
     assert "bfloat16 autocast" in line
 
 
