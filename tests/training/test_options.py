@@ -1,22 +1,26 @@
-"""`--checkpoint-on-signal`: all ranks agree on the step after which they stop, and no signal is lost without a word."""
+"""`--checkpoint-on-signal`: ranks agree on their last step, no signal is lost. `--log-dir`: a file for each rank."""
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
-from multiprocessing.connection import Connection
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import mpirun, run, train
 from torch.distributed import HashStore
 
-from cpudist.errors import StartupTimeout
+from cpudist.errors import StartupTimeout, UserError
 from cpudist.store.client import Address, StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.training.interruption import Interruption
+from cpudist.training.output_log import log_output
 from cpudist.waiting import poll
 
 RANKS = 3
@@ -60,32 +64,20 @@ def test_a_signal_ends_a_rank_whose_store_is_lost() -> None:
         heartbeat.stop()
 
 
-def _tell_pending(connection: Connection) -> None:
-    while True:
-        connection.recv()
-        connection.send(len(signal.sigpending()))
-
-
 @pytest.mark.job
 def test_children_hear_only_their_parent() -> None:
     """A launcher's signal to the whole group must not end a worker; the end of a pool must."""
     heartbeat = Heartbeat(1, None, 1)
     interruption = Interruption(0, 1, HashStore(), heartbeat)
     interruption.begin()
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_tell_pending, args=(theirs,))
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     child.start()
+    status = Path(f"/proc/{child.pid}/status")
     try:
-        theirs.close()  # a child that has ended then is an EOFError
         for name in ("TERM", "INT", "USR1"):
             subprocess.run(["kill", "-s", name, str(child.pid)], check=True)
-
-        def none_is_pending() -> bool:  # in which the next signal would be lost
-            ours.send(None)
-            return bool(ours.recv() == 0)
-
-        assert poll(none_is_pending, 20)
+        assert poll(lambda: re.search(r"ShdPnd:\t0+\n", status.read_text()), 20), "the next signal would be lost"
+        assert child.is_alive()
         child.terminate()
         child.join(20)
         assert child.exitcode == -signal.SIGTERM
@@ -93,3 +85,47 @@ def test_children_hear_only_their_parent() -> None:
         child.kill()  # otherwise the interpreter would wait for it at exit
         interruption.end()
         heartbeat.stop()
+
+
+_SCRIPT = """
+import os, sys
+import torch.distributed as dist
+print("printed by", dist.get_rank())
+os.system("echo by a child")
+sys.stderr.write(f"error of {dist.get_rank()}\\n")
+dist.barrier()
+if sys.argv[1:]:
+    os.write(1, b"last words\\n")
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.job
+def test_each_rank_has_a_file_and_the_output_is_shown_as_before(tmp_path: Path) -> None:
+    script, logs = tmp_path / "script.py", tmp_path / "new" / "logs"
+    script.write_text(_SCRIPT)
+    command = mpirun(2, *train("--backend", "gloo", "--log-dir", str(logs), str(script)))
+    shown = run(command, timeout=60)
+    assert shown.returncode == 0, shown.output
+    for rank in (0, 1):
+        text = (logs / f"rank-{rank}.log").read_text()
+        for line in (f"printed by {rank}\n", "by a child\n", f"error of {rank}\n"):
+            assert line in text
+        assert f"printed by {1 - rank}\n" not in text
+        assert f"printed by {rank}\n" in shown.stdout
+        assert f"error of {rank}\n" in shown.stderr
+    assert "cpudist: completed after" in (logs / "rank-0.log").read_text()
+
+    assert run([*command, "killed"], timeout=60).returncode != 0
+    for rank in (0, 1):
+        text = (logs / f"rank-{rank}.log").read_text()
+        assert "last words\n" in text
+        assert text.count(f"printed by {rank}\n") == 1, "the file of an earlier run is replaced"
+
+    assert run(command, timeout=60, env={"CPUDIST_RESTART_COUNT": "1"}).returncode == 0
+    assert (logs / "rank-1.log").read_text().count("printed by 1\n") == 2, "a restart appends"
+
+
+def test_a_folder_that_cannot_be_written_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"cannot write /proc/logs/rank-0.log \(No such file"):
+        log_output(Path("/proc/logs"), 0, again=False)
