@@ -2,14 +2,11 @@
 
 import copy
 import io
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jobs
 import numpy as np
 import pytest
 import torch
@@ -257,11 +254,8 @@ def test_optimize_and_its_second_thought(alone: None) -> None:
     assert drawn == [False, False, True]
 
 
-def test_a_model_without_dropout_stays_as_it_is() -> None:
+def test_slower_than_torchs_and_where_there_is_no_dropout_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dropout.divide(nn.Sequential(nn.Linear(1, 1)))
-
-
-def test_slower_than_torchs_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropout, "_FASTER", 0)
     model, state = nn.Sequential(nn.Dropout()), torch.get_rng_state()
     assert not dropout.divide(model)
@@ -282,39 +276,10 @@ def test_without_a_compiler_one_line_says_so(
     assert job.require().record.optimizations == ["native", kernels.ONE_THREAD]
 
 
-@pytest.mark.job
 def test_compiled_models_draw_too() -> None:
-    program = """
-import torch, cpudist
-from cpudist.optimization import dropout
-model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.TransformerEncoderLayer(64, 2, 64, 0.1))
-dropout._FASTER = 9
-assert dropout.divide(model)
-x = torch.ones(40, 40, 64, requires_grad=True)
-torch.compile(model, fullgraph=True)(x).sum().backward()
-y = torch.compile(model[0], fullgraph=True)(x)
-print((y == 0).float().mean().item() // 0.4)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.splitlines() == ["1.0"]
-
-
-@pytest.mark.job
-def test_each_rank_draws_by_its_own_seed() -> None:
-    program = """
-import cpudist, torch
-from cpudist.optimization import dropout
-world = cpudist.init("gloo")
-dropout._load()
-masks = []
-for seed in (7, world.rank):
-    torch.manual_seed(seed)
-    mask = torch.ops.cpudist.dropout(torch.ones(40000), 0.5, True)
-    both = [torch.empty_like(mask) for _ in range(2)]
-    torch.distributed.all_gather(both, mask)
-    masks.append(torch.equal(*both))
-if world.rank == 0:
-    print(masks)
-"""
-    result = jobs.run([*jobs.mpirun(2, sys.executable), "-c", program], 120)
-    assert "[True, False]" in result.stdout, result.output
+    model = nn.Sequential(nn.Dropout(0.5), _encoder()[0])
+    assert dropout.divide(model)
+    x = torch.ones(40, 40, 64, requires_grad=True)
+    torch.compile(model, backend="aot_eager", fullgraph=True)(x).sum().backward()
+    y = torch.compile(model[0], backend="aot_eager", fullgraph=True)(x)
+    assert 0.4 < (y == 0).float().mean() < 0.6
