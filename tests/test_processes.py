@@ -1,8 +1,9 @@
-"""Processes as /proc shows them."""
+"""Processes as /proc shows them, and a relay: it passes their output on, also if one keeps the stream open."""
 
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,17 +11,15 @@ import psutil
 import pytest
 
 from cpudist import processes
+from cpudist.relay import Relay
 
 
-def test_this_process_and_its_parents() -> None:
+def test_this_process_its_parents_and_its_age() -> None:
     own = processes.read(os.getpid())
     assert (own.pid, own.parent) == (os.getpid(), os.getppid())
     assert processes.read_all()[own.pid] == own
     assert next(processes.ancestors()).pid == os.getppid()
     assert processes.executable(own.pid) == Path(sys.executable).resolve()
-
-
-def test_the_age_of_this_process() -> None:
     first = processes.own_age()
     assert 0 < first <= processes.own_age() < time.clock_gettime(time.CLOCK_BOOTTIME)
     assert abs(time.time() - processes.own_age() - psutil.Process().create_time()) < 60
@@ -42,3 +41,41 @@ def test_a_script_has_its_own_name_and_variables(tmp_path: Path) -> None:
     assert processes.read(running.pid) is None
     assert processes.environment(running.pid) is None
     assert processes.executable(running.pid) is None
+
+
+def test_all_is_passed_on_and_the_end_is_told() -> None:
+    reader, writer = os.pipe()
+    pieces: list[bytes] = []
+    relay = Relay(open(reader, "rb"), pieces.append)  # noqa: SIM115 - the relay closes it
+    with open(writer, "wb") as sink:
+        sink.write(b"x" * 300_000)
+    relay.finish(20)
+    assert b"".join(pieces) == b"x" * 300_000
+    assert pieces[-1] == b""
+
+
+def test_a_slow_reader_gets_all_unless_a_signal_comes() -> None:
+    reader, writer = os.pipe()
+    may_go_on, stop, pieces = threading.Event(), [False, True], []
+    relay = Relay(open(reader, "rb"), lambda piece: (may_go_on.wait(20), pieces.append(piece)))  # noqa: SIM115
+    with open(writer, "wb", buffering=0) as sink:
+        sink.write(b"x")
+        while not relay.writing:
+            time.sleep(0.01)
+        sink.write(b"y")
+        relay.finish(0.05, lambda: stop.pop(0))
+        assert (stop, pieces) == ([], [])
+        relay._ending = False
+        threading.Timer(0.3, may_go_on.set).start()
+        relay.finish(0.05)
+        assert pieces == [b"x", b"y"]
+
+
+def test_another_process_may_keep_the_stream_open() -> None:
+    reader, writer = os.pipe()
+    stream = open(reader, "rb")  # noqa: SIM115
+    relay = Relay(stream, lambda _piece: None)
+    relay.finish(0.05)
+    relay._thread.join(20)
+    assert stream.closed
+    os.close(writer)

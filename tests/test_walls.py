@@ -49,13 +49,6 @@ def test_what_a_docstring_forbids_is_checked() -> None:
         assert said <= checked[folder.name], folder.name
 
 
-def test_programs_of_ranks_and_helpers_lie_apart_from_tests() -> None:
-    """In checks/ beside the tests that start them, and in helpers/, as CONTRIBUTING.md says; by hand: soak/."""
-    files = [path.relative_to(Path(__file__).parent) for path in Path(__file__).parent.rglob("*.py")]
-    others = [path for path in files if not re.fullmatch(r"(test_\w+|conftest)\.py", path.name)]
-    assert [path for path in others if not {"checks", "helpers", "soak"} & {*path.parts}] == []
-
-
 def test_no_backend_of_an_entry_point_is_named_outside_its_folder() -> None:
     """xla declares its options, hooks and findings to commands, doctor, notebooks and Trainer as any other package."""
     guest = PACKAGE / "backends" / "xla"

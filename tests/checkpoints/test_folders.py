@@ -1,4 +1,4 @@
-"""Checkpoints as folders: what counts as one, and how one comes and goes."""
+"""Checkpoints as folders: what counts as one, how one comes and goes, and that two jobs or attempts never mix."""
 
 import contextlib
 import errno
@@ -11,6 +11,8 @@ import pytest
 
 from cpudist.checkpoints import folders
 from cpudist.checkpoints.folders import INCOMPLETE, clear, delete, numbered, publish, restore, rotate, sync, why_full
+from cpudist.checkpoints.publishing import Publisher, Ranks
+from cpudist.errors import UserError
 from cpudist.huggingface.restart_point import adopt, checkpoints
 
 
@@ -86,23 +88,6 @@ def test_the_oldest_are_deleted_by_when_they_were_saved_and_by_their_steps(tmp_p
     assert left(9, [5]) == [5, 10, 15, 200, 300]
 
 
-def test_one_that_is_being_deleted_is_none_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = _write(tmp_path / "checkpoint-5")
-    rmtree = shutil.rmtree
-
-    def watched(folder: Path, ignore_errors: bool) -> None:
-        assert not checkpoint.exists()
-        assert (folder / "checkpoint-5" / "trainer_state.json").exists()
-        rmtree(folder, ignore_errors)
-
-    monkeypatch.setattr(folders.shutil, "rmtree", watched)
-    delete(str(checkpoint), ignore_errors=True)
-    delete(str(checkpoint), ignore_errors=True)
-    with pytest.raises(FileNotFoundError):
-        delete(checkpoint)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_made_room_comes_back_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of folders that lie on disks, as earlier versions have left them, too."""
     for name in ("replaced-1/checkpoint-5", "old-1/checkpoint-6", "0123abcd/checkpoint-7"):
@@ -120,6 +105,9 @@ def test_what_made_room_comes_back_and_nothing_else(tmp_path: Path, monkeypatch:
     restore(tmp_path)
     assert list(numbered(tmp_path)) == [], "it may have lost some of its files"
     clear(tmp_path)
+    delete(tmp_path / "checkpoint-5", ignore_errors=True)
+    with pytest.raises(FileNotFoundError):
+        delete(tmp_path / "checkpoint-5")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -155,3 +143,74 @@ def test_a_full_disk_is_recognised_by_its_error_and_no_other(tmp_path: Path) -> 
     caused = RuntimeError("cannot save")
     caused.__cause__ = OSError(errno.ENOSPC, "full")
     assert str(why_full(caused, tmp_path)).startswith("the disk at /")
+
+
+def _begin(publisher: Publisher, name: str, content: str) -> Path:
+    written = publisher.begin(name, Ranks(), publishes=True)
+    written.mkdir(parents=True)
+    (written / content).touch()
+    return written
+
+
+def _complete(publisher: Publisher, written: Path) -> None:
+    publisher.complete(written, Ranks(), True, lambda: None, lambda parts: (written / "seal").touch())
+
+
+def _content(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_frozen_host_of_an_earlier_attempt_writes_into_no_later_checkpoint(tmp_path: Path) -> None:
+    earlier, later = Publisher(tmp_path), Publisher(tmp_path)
+    frozen = _begin(earlier, "checkpoint-5", "frozen")
+    written = _begin(later, "checkpoint-5", "new")
+    assert not frozen.exists(), "a left-over of a job that was killed is removed"
+    frozen.mkdir(parents=True)
+    (frozen / "late").touch()
+    assert numbered(tmp_path) == {}
+    assert [path.name for path in tmp_path.iterdir()] == [".incomplete"], "nothing that Trainer takes for a checkpoint"
+    _complete(later, written)
+    assert _content(tmp_path / "checkpoint-5") == ["new", "seal"]
+    assert list(numbered(tmp_path)) == [5]
+    _complete(later, _begin(later, "checkpoint-6", "new"))
+    assert (frozen / "late").exists(), "once a job has begun to save, only the next one clears all"
+    _complete(Publisher(tmp_path), _begin(Publisher(tmp_path), "checkpoint-7", "new"))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-5", "checkpoint-6", "checkpoint-7"]
+
+
+def test_what_a_power_failure_leaves_is_a_complete_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may write a rename to the disk before the content of files that were not synced."""
+    fsync, rename, synced, folder = os.fsync, os.rename, set(), tmp_path / "out"
+    publisher = Publisher(folder)
+
+    def noted_fsync(file: int) -> None:
+        fsync(file)
+        synced.add(Path(os.readlink(f"/proc/self/fd/{file}")))
+
+    def checked_rename(source: Path, target: Path) -> None:
+        if source == written:  # the first of the renames that publish it
+            assert synced == {written, *written.rglob("*")}
+            assert (written / "seal").exists()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", checked_rename)
+    written = _begin(publisher, "checkpoint-5", "part")
+    (written / "inner").mkdir()
+    (written / "inner" / "part").touch()
+    _complete(publisher, written)
+    assert _content(folder) == [f"checkpoint-5{name}" for name in ("", "/inner", "/inner/part", "/part", "/seal")]
+    assert folder in synced, "the new name, too"
+
+
+def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
+    """Two jobs call `cpudist.save` with folders side by side."""
+    jobs = [Publisher(tmp_path, alone=False) for _ in range(3)]
+    written = [_begin(job, name, name) for job, name in zip(jobs, ("one", "two", "two"), strict=True)]
+    for job, folder in reversed([*zip(jobs, written, strict=True)][::2]):
+        _complete(job, folder)
+    assert _content(tmp_path) == ["one", "one/one", "one/seal", "two", "two/seal", "two/two"]
+    gone = _begin(jobs[0], "three", "three")
+    shutil.rmtree(gone.parent)
+    with pytest.raises(UserError, match="has gone: does another job save in"):
+        jobs[0].complete(gone, Ranks(), True, lambda: None, lambda parts: None)

@@ -15,7 +15,6 @@ from cpudist import answers
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_bandwidth
 from cpudist.cluster.judgement import judge
 from cpudist.cluster.links import pairs_in_rounds
-from cpudist.cluster.tables import tables
 
 Change = Callable[[ClusterFigures], ClusterFigures]
 
@@ -60,8 +59,8 @@ def _links(slow: Callable[[LinkFigures], bool], **fields: Any) -> Change:
     return change
 
 
-def _late_links(number: int) -> Change:
-    return _links(lambda link: number in (link.source, link.target), bandwidth=1e6, latency=0.05)
+def _links_of(number: int, **fields: Any) -> Change:
+    return _links(lambda link: number in (link.source, link.target), **fields)
 
 
 SLOW = {"float32": 4.8e11, "bfloat16": 1.2e12}
@@ -71,7 +70,11 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
     "cores": (_host(1, flops=SLOW, cores=4), ["h1"], "4 cores"),
     "unknown": (_host(0, flops=SLOW), ["h0"], "0.60 of the others' speed in float32, 0.60 in bfloat16"),
     "neighbour": (_host(0, flops=SLOW, load=1.5), ["h0"], "1.5 programs"),
-    "quota": (lambda one: _late_links(2)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(one)), ["h2"], "a quota of 0.08"),
+    "quota": (
+        lambda one: _links_of(2, bandwidth=1e6, latency=0.05)(_host(2, flops=SLOW, copied=2e9, quota=0.08)(one)),
+        ["h2"],
+        "a quota of 0.08",
+    ),
     "whole quota": (_host(1, flops=SLOW, cores=4, quota=4.0), ["h1"], "a quota of 4 CPUs"),
     "memory": (_host(2, copied=1e10), ["h2"], "0.50"),
     "version": (_host(2, versions={**VERSIONS, "torch": "2.8.0"}), ["h2"], "torch 2.8.0"),
@@ -85,12 +88,8 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
         ["h1 and h2"],
         "80 M",
     ),
-    "late host": (_links(lambda link: 2 in (link.source, link.target), latency=0.02), ["h2"], "20000 us on all of its"),
-    "slow host": (
-        _links(lambda link: 3 in (link.source, link.target), bandwidth=1.175e7),
-        ["h3"],
-        "and receives at most 94",
-    ),
+    "late host": (_links_of(2, latency=0.02), ["h2"], "20000 us on all of its"),
+    "slow host": (_links_of(3, bandwidth=1.175e7), ["h3"], "and receives at most 94"),
     "loss": (lambda figures: dataclasses.replace(figures, loss=(0.51, 0.5)), ["training"], "0.51"),
 }
 
@@ -148,10 +147,3 @@ def test_every_pair_of_hosts_is_in_a_round(hosts: int) -> None:
     for first in range(0, len(pairs), max(at_once, 1)):
         busy = [host for pair in pairs[first : first + at_once] for host in pair]
         assert len(busy) == len(set(busy))
-
-
-@pytest.mark.parametrize(("hosts", "shown"), [(1, False), (2, True), (4, True), (12, True), (17, True), (40, False)])
-def test_tables_fit_a_terminal(hosts: int, shown: bool) -> None:
-    text = tables(cluster(hosts))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count(" 100") == (hosts * (hosts - 1) if shown else 0)

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,9 @@ class ControlGroup:
         self._folders = folders
 
     def limit(self, kind: str, **files: str) -> None:
-        """Set limits.
+        """Write texts to files of the controller `kind`; a name has two underscores for a dot.
 
-        Args:
-            kind: controller: cpu, cpuset or memory.
-            files: what to write to which of the controller's files, with two underscores for a dot in the name. Files
-                that this machine's version of cgroups does not have are left out.
+        Files that this machine's version of cgroups does not have are left out.
         """
         for name, text in files.items():
             file = self._folders[kind] / name.replace("__", ".")
@@ -47,19 +44,13 @@ def control_group() -> Iterator[ControlGroup]:
     name = f"cpudist-test-{uuid.uuid4().hex[:8]}"
     unified = (_TOP / "cgroup.controllers").exists()
     folders = {kind: _TOP / ("" if unified else kind) / name for kind in _KINDS}
-    try:
-        for folder in set(folders.values()):
-            folder.mkdir()
-        if not unified:
-            for file in ("cpuset.cpus", "cpuset.mems"):
+    with ExitStack() as made:
+        try:
+            for folder in set(folders.values()):
+                folder.mkdir()
+                made.callback(folder.rmdir)
+            for file in () if unified else ("cpuset.cpus", "cpuset.mems"):
                 (folders["cpuset"] / file).write_text((folders["cpuset"].parent / file).read_text())
-    except OSError as error:
-        for folder in set(folders.values()):
-            if folder.is_dir():
-                folder.rmdir()
-        pytest.skip(f"no cgroup can be made here: {error}")
-    try:
+        except OSError as error:
+            pytest.skip(f"no cgroup can be made here: {error}")
         yield ControlGroup(folders)
-    finally:
-        for folder in set(folders.values()):
-            folder.rmdir()

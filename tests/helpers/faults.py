@@ -5,6 +5,7 @@ some of them, tests/soak/all_faults.py all.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 import jobs
 import psutil
 from bed import Bed
+from bed.bed import Ended
 from control_group import control_group
 from mpis import mpirun_on, named
 
@@ -60,9 +62,16 @@ class Job:
         """The processes of a host whose command line holds `words`."""
         return [psutil.Process(pid) for pid, line in self.bed.processes(host).items() if words in line]
 
-    def order(self, what: str) -> None:
-        """Leave a file that the ranks look for."""
-        (self.folder / what).touch()
+    def kill_ssh(self, words: str = "ssh") -> None:
+        """Kill the connections that h0 has opened with such a command line."""
+        for process in self.find("h0", words):
+            if process.name() == "ssh":
+                process.kill()
+
+    def order(self, *files: str) -> None:
+        """Leave files that the ranks look for."""
+        for name in files:
+            (self.folder / name).touch()
 
 
 def out_of_memory(job: Job) -> None:
@@ -76,28 +85,23 @@ def out_of_memory(job: Job) -> None:
 
 def freeze(job: Job) -> None:
     """Every process of h1 stands still. Nothing on it can end before it goes on, which it does when the job is over."""
-    job.bed.freeze("h1")
+    for _ in range(3):  # a process may fork meanwhile
+        job.bed.send_signal("h1", signal.SIGSTOP)
     time.sleep(job.timeout + MARGIN_SECONDS / 2)
-    job.bed.thaw("h1")
+    job.bed.send_signal("h1", signal.SIGCONT)
 
 
 def lose_ssh(job: Job) -> None:
     """End the connection by which the launcher has reached h1. Some need it only to start; the job then goes on."""
-    _kill_ssh(job, "ssh")
+    job.kill_ssh()
     time.sleep(3)
     job.order("end")
-
-
-def _kill_ssh(job: Job, words: str) -> None:
-    for process in job.find("h0", words):
-        if process.name() == "ssh":
-            process.kill()
 
 
 def lose_agent(job: Job) -> None:
     """End the connection between `cpudist launch` and its agent on h1, which is made again; mpirun's stays."""
     first = job.find("h1", "cpudist.hosts.node_agent")
-    _kill_ssh(job, "cpudist.hosts.node_agent")
+    job.kill_ssh("cpudist.hosts.node_agent")
     # The next agent is there, and the first one has left to it, before the job may end.
     assert poll(lambda: not any(process.is_running() for process in first), job.timeout)
     assert job.find("h1", "cpudist.hosts.node_agent")
@@ -115,7 +119,8 @@ def signal_launcher(job: Job, number: signal.Signals) -> None:
 def flood(job: Job) -> None:
     """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
     (server,) = job.find("h0", "cpudist.store.serve")
-    port = _listening_port(server.pid)
+    listening = subprocess.check_output(["nsenter", "--target", str(server.pid), "--net", "ss", "-Hltnp"], text=True)
+    (port,) = set(re.findall(rf":(\d+)\s.*pid={server.pid},", listening))
     code = """if True:
         import contextlib, socket, sys
         garbage = b'GET / HTTP/1.0\\r\\n\\r\\n'
@@ -130,32 +135,14 @@ def flood(job: Job) -> None:
                 strangers[-1].sendall(garbage * (number % 3 and number))
     """
     # In the network of h1, but no process of its: the job's are counted.
-    command = ["nsenter", "--target", str(job.rank(2).pid), "--net", sys.executable, "-c", code, str(port)]
+    command = ["nsenter", "--target", str(job.rank(2).pid), "--net", sys.executable, "-c", code, port]
     subprocess.run(command, timeout=60, check=True)
     job.order("end")
 
 
-def _listening_port(pid: int) -> int:
-    """The port at which a process listens, in its own network: see proc(5) on net/tcp."""
-    files = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    for line in Path(f"/proc/{pid}/net/tcp6").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
-            return int(fields[1].rpartition(":")[2], 16)
-    raise LookupError(f"process {pid} does not listen")
-
-
-def all_stuck(job: Job) -> None:
-    """As in a data loader or a file system that hangs: no rank waits for another."""
-    for rank in range(4):
-        job.order(f"stuck-{rank}")
-
-
 def lose_store_late(job: Job) -> None:
     """The store goes when rank 0 has come to its end, and the others have not."""
-    for rank in range(1, 4):
-        job.order(f"stuck-{rank}")
-    job.order("leave-0")
+    job.order("stuck-1", "stuck-2", "stuck-3", "leave-0")
     time.sleep(2)
     job.find("h0", "cpudist.store.serve")[0].kill()
 
@@ -225,7 +212,9 @@ FAULTS: dict[str, Fault] = {
     "SIGTERM": Fault(partial(signal_launcher, number=signal.SIGTERM)),
     "strangers flood the store": Fault(flood, ends_well=True),
     "rank 3 holds the GIL": Fault(lambda job: job.order("gil-3"), says="the limit is 10 s", variables=_STALL),
-    "all ranks stuck in a loader": Fault(all_stuck, says="the limit is 10 s", variables=_STALL),
+    "all ranks stuck in a loader": Fault(  # or in a file system: no rank waits for another
+        lambda job: job.order("stuck-0", "stuck-1", "stuck-2", "stuck-3"), says="the limit is 10 s", variables=_STALL
+    ),
     "store lost after rank 0's end": Fault(lose_store_late, variables=_STALL),
     "rank 3 killed, job restarted": _restarted(kill_with_checkpoints, says="going on from"),
     "rank 3 killed, job queued again": Fault(
@@ -265,31 +254,16 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a job ended.
+class Ending(Ended):
+    """How a broken job ended; `seconds` from the fault until the launcher had returned and no process was left."""
 
-    Attributes:
-        status: the launcher's; None if it had to be killed.
-        seconds: from the fault until the launcher had returned and no process was left.
-        left: the processes that had to be killed.
-        output: all that the launcher and the ranks have written.
-    """
-
-    status: int | None
     seconds: float
-    left: dict[str, dict[int, str]]
-    output: str
-
-    @property
-    def said(self) -> list[str]:
-        """cpudist's own lines."""
-        return [line for line in self.output.splitlines() if line.startswith("cpudist: ")]
 
     def is_right(self, fault: str, timeout: float) -> bool:
         """Whether the job ended in time, left nothing behind, and its status tells what happened."""
-        over = self.status is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
+        over = self.returncode is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
         ends_well, says = FAULTS[fault].ends_well, FAULTS[fault].says
-        return over and ends_well in (None, self.status == 0) and says in self.output
+        return over and ends_well in (None, self.returncode == 0) and says in self.output
 
 
 def run(way: Way, fault: str, timeout: float) -> Ending:
@@ -298,7 +272,7 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
         ending, broken = _start(way, fault, timeout)
         if broken:
             break
-    assert broken, f"the job ended before it was at work: {ending.status}\n{ending.output}"
+    assert broken, f"the job ended before it was at work: {ending.returncode}\n{ending.output}"
     return ending
 
 
@@ -320,14 +294,14 @@ def _start(way: Way, fault: str, timeout: float) -> tuple[Ending, bool]:
 
             breaker = threading.Thread(target=break_it)
             breaker.start()
-            script = [str(Path(__file__).parents[1] / "hosts" / "checks" / "working.py"), str(folder), str(timeout)]
+            script = [str(Path(__file__).parents[1] / "hosts" / "checks" / "working.py"), text, str(timeout)]
             command = [*way.command(bed, timeout, FAULTS[fault]), *script]
-            if FAULTS[fault].shell:
-                command = ["sh", "-c", FAULTS[fault].shell, "sh", *command]
-            bound = START_SECONDS + timeout + MARGIN_SECONDS
-            ended = bed.watch("h0", command, bound, FAULTS[fault].variables)
+            if shell := FAULTS[fault].shell:
+                command = ["sh", "-c", shell, "sh", *command]
+            ended = bed.watch("h0", command, START_SECONDS + timeout + MARGIN_SECONDS, FAULTS[fault].variables)
             over.set()
             breaker.join(60)
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
-            return Ending(ended.returncode, ended.at - min(broken, default=ended.at), ended.left, output), bool(broken)
+            seconds = ended.at - min(broken, default=ended.at)
+            return Ending(ended.returncode, output, ended.left, ended.at, seconds), bool(broken)

@@ -1,25 +1,36 @@
-"""examples/kubernetes, as kubectl reads it."""
+"""examples/kubernetes, as kubectl reads it, and the CRDs' schemas; as a program, makes these (schemas/README.md)."""
 
+import json
 import re
 import shutil
-import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jobs
+import jsonschema
 import pytest
 import yaml
 
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
 KINDS = ("pytorchjob", "mpijob", "trainjob")
+SCHEMAS = Path(__file__).parents[1] / "kubernetes" / "schemas"
+CRDS = {
+    "PyTorchJob": "kubeflow.org_pytorchjobs.yaml",
+    "MPIJob": "kubeflow.org_mpijobs.yaml",
+    "TrainJob": "trainer.kubeflow.org_trainjobs.yaml",
+}
 
 
 def from_file(kind: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / f"{kind}.yaml").read_text()))
 
 
-def changed(folder: Path, kind: str, elastic: bool = False, **settings: str) -> Path:
-    """Return a copy in `folder` whose kustomization.yaml has another kind and other settings."""
+def kustomized(folder: Path, kind: str, elastic: bool = False, **settings: str) -> list[dict[str, Any]]:
+    """Return the manifests of a kind with settings, the job before its runtime; `folder` is for a copy of the files."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl (Debian: kubernetes-client) is not installed")
     copy = shutil.copytree(FOLDER, folder / kind, dirs_exist_ok=True)
     file = copy / "kustomization.yaml"
     text = file.read_text().replace("- pytorchjob.yaml", f"- {kind}.yaml")
@@ -29,20 +40,7 @@ def changed(folder: Path, kind: str, elastic: bool = False, **settings: str) -> 
         text, found = re.subn(rf"- {name}=\S+", f"- {name}={value}", text)
         assert found == 1, name
     file.write_text(text)
-    return copy
-
-
-def kubectl(*words: str | Path) -> str:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl (Debian: kubernetes-client) is not installed")
-    done = subprocess.run(["kubectl", *words], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def kustomized(folder: Path, kind: str, elastic: bool = False, **settings: str) -> list[dict[str, Any]]:
-    """Return the manifests of a kind with settings, the job before its runtime; `folder` is for a copy of the files."""
-    return list(yaml.safe_load_all(kubectl("kustomize", changed(folder, kind, elastic, **settings))))
+    return list(yaml.safe_load_all(jobs.completed(["kubectl", "kustomize", str(copy)], timeout=60).stdout))
 
 
 def mappings(node: Any) -> Iterator[dict[str, Any]]:
@@ -56,3 +54,53 @@ def mappings(node: Any) -> Iterator[dict[str, Any]]:
 def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the pod templates of documents."""
     return [node for node in mappings(documents) if "containers" in node.get("spec", {})]
+
+
+def check_schema(document: dict[str, Any]) -> None:
+    """Check a document against the schema of its kind.
+
+    Raises:
+        jsonschema.ValidationError: it does not match, or has a field that the schema does not have.
+    """
+    schema = json.loads((SCHEMAS / f"{document['kind'].lower()}.json").read_text())
+    jsonschema.Draft202012Validator(_strict(schema)).validate(document)
+
+
+def _strict(node: Any) -> Any:
+    """Return a schema that refuses unknown fields, as an API server does under strict validation."""
+    if isinstance(node, list):
+        return [_strict(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    strict = {key: _strict(value) for key, value in node.items()}
+    if isinstance(node.get("properties"), dict) and node.get("type") == "object":
+        strict["additionalProperties"] = False
+    return strict
+
+
+def reduced(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
+    """Return the part of a schema that concerns `values`, which stand at its place in some documents."""
+    schema = {key: value for key, value in schema.items() if key != "description"}
+    inside = [one for value in values if isinstance(value, dict) for one in value.values()]
+    if "properties" in schema:
+        schema["properties"] = {
+            name: reduced(part, found)
+            for name, part in schema["properties"].items()
+            if (found := [value[name] for value in values if name in value])
+        }
+    if isinstance(schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = reduced(schema["additionalProperties"], inside)
+    if "items" in schema:
+        schema["items"] = reduced(schema["items"], [item for value in values for item in value])
+    return schema
+
+
+if __name__ == "__main__":
+    _documents = [one for kind in KINDS for one in from_file(kind)]
+    _documents.append(yaml.safe_load((FOLDER / "elastic.yaml").read_text()))
+    for _document in _documents:
+        _document["metadata"]["namespace"] = "kubeflow"  # as kubectl adds it
+    for _kind, _file in CRDS.items():
+        (_version,) = yaml.safe_load((Path(sys.argv[1]) / _file).read_text())["spec"]["versions"]
+        _schema = reduced(_version["schema"]["openAPIV3Schema"], [one for one in _documents if one["kind"] == _kind])
+        (SCHEMAS / f"{_kind.lower()}.json").write_text(json.dumps(_schema, indent=1) + "\n")

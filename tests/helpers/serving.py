@@ -17,7 +17,6 @@ class Serving:
 
     Attributes:
         reports: what the server has reported at its end.
-        released: set once it has given up the job's standard error.
     """
 
     def __init__(self) -> None:
@@ -26,7 +25,6 @@ class Serving:
         self.port: int = listening[0].getsockname()[1]
         self.server = Server(TOKEN, listening, KEEPALIVE_SECONDS)
         self.reports: list[str] = []
-        self.released = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(reading,), daemon=True)
         self._thread.start()
 
@@ -50,5 +48,5 @@ class Serving:
         return not self._thread.is_alive()
 
     def _run(self, reading: int) -> None:
-        self.reports += asyncio.run(self.server.run(reading, self.released.set))
+        self.reports += asyncio.run(self.server.run(reading, lambda: None))
         os.close(reading)

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,6 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmctldPort={control}
 SlurmdPort={daemon}
-AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
@@ -45,16 +44,10 @@ PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 
 @contextmanager
 def slurm_node(folder: Path, processor: str = "") -> Iterator[dict[str, str]]:
-    """Start the daemons in an empty folder, and stop them afterwards.
+    """Start the daemons in an empty folder, yield the variables with which Slurm's commands find them, and stop them.
 
     Skips the test where Slurm is not installed or this user is not root; fails it where Slurm does not start.
-
-    Args:
-        folder: for all files of the daemons.
-        processor: what Slurm takes the node for, in terms of slurm.conf(5); by default, as many CPUs as it has.
-
-    Yields:
-        The variables with which Slurm's commands find the daemons.
+    `processor` describes the node in terms of slurm.conf(5); by default it has this machine's CPUs.
     """
     for program in ("munged", "slurmctld", "slurmd", "srun"):
         if shutil.which(program, path=_PATH) is None:
@@ -63,8 +56,7 @@ def slurm_node(folder: Path, processor: str = "") -> Iterator[dict[str, str]]:
         pytest.skip("slurmd has to be started as root")
     with ExitStack() as daemons:
         variables = _configure(folder, processor)
-        daemons.enter_context(_munged(folder))
-        for command in (["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
+        for command in (_munged(folder), ["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
             daemons.enter_context(_running(folder, command, variables))
         _wait_until_idle(variables, folder)
         yield variables
@@ -88,19 +80,19 @@ def _configure(folder: Path, processor: str) -> dict[str, str]:
     return {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}
 
 
-def _munged(folder: Path) -> AbstractContextManager[None]:
+def _munged(folder: Path) -> list[str]:
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={folder}/munge/{name}" for option, name in names.items()]
-    return _running(folder, ["munged", "--foreground", "--force", *options], {})
+    return ["munged", "--foreground", "--force", *options]
 
 
 @contextmanager
 def _running(folder: Path, command: list[str], variables: dict[str, str]) -> Iterator[None]:
     with open(folder / f"{command[0]}.out", "wb") as output:
-        daemon = subprocess.Popen(command, stdout=output, stderr=output, env={"PATH": _PATH, **variables})
+        daemon = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
     try:
         yield
     finally:
@@ -115,8 +107,7 @@ def _running(folder: Path, command: list[str], variables: dict[str, str]) -> Ite
 def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
     def idle() -> bool:
         ask = ["sinfo", "-h", "-o", "%T"]
-        asked = subprocess.run(ask, capture_output=True, text=True, env=variables, timeout=_SECONDS, check=False)
-        return asked.stdout.strip() == "idle"
+        return subprocess.run(ask, capture_output=True, env=variables, timeout=_SECONDS).stdout.strip() == b"idle"
 
     if not poll(idle, _SECONDS):
         logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("slurm*.out")))

@@ -14,14 +14,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def trained(
     output: Path, ranks: int, name: str, *words: str, options: Sequence[str] = ()
 ) -> tuple[jobs.Result, dict[str, list[Any]]]:
-    """Run an example; return its result, and all values that Trainer has logged under each name.
+    """Run the example `name` with options `words`; return its result, and all values that Trainer has logged by name.
 
-    Args:
-        output: a folder for results; its parent has the cache of data sets.
-        ranks: how many.
-        name: the example, without its suffix.
-        words: options of the example.
-        options: those of cpudist-train; without any it is plain python.
+    `output` is the folder for results; its parent has the cache of data sets. Without options of cpudist-train, plain
+    python runs it.
     """
     command = [str(EXAMPLES / f"{name}.py"), *words, "--output_dir", str(output)]
     command += ["--disable_tqdm", "true", "--report_to", "none", "--save_strategy", "no"]

@@ -20,7 +20,7 @@ def bed(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
 
 
 @pytest.fixture
-def own_bed(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    """Two hosts that a test may break."""
-    with Bed(tmp_path_factory.mktemp("bed")) as bed:
+def own_bed(possible: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Bed]:
+    """Hosts that a test may break: two, or as many as its parameter says."""
+    with Bed(tmp_path_factory.mktemp("bed"), hosts=getattr(request, "param", 2)) as bed:
         yield bed

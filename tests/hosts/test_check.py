@@ -1,6 +1,5 @@
 """Checking hosts: this one for real, under a wrong name, and what would be wrong with others."""
 
-import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,8 @@ from hypothesis import strategies as st
 from cpudist.doctor.facts import _connect, facts
 from cpudist.errors import Finding, UserError
 from cpudist.hosts import check as module
-from cpudist.hosts import remote
 from cpudist.hosts.check import Facts, check
 from cpudist.hosts.connections import partners, unconnected
-from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import free_port
 
@@ -24,30 +21,23 @@ RANKS = {"socket": 1, "numa": 2, "l3": 4, "default": 2}
 FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", 0.0, 8 << 30, True, RANKS, "a")
 
 
-@pytest.mark.parametrize(("task", "said"), [("asking", "cpudist: asking: waiting for h1\n"), ("", "")])
-def test_a_line_names_the_hosts_that_take_long(
-    task: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(remote, "_SILENT_SECONDS", 0.05)
-
-    async def ask(host: Host) -> str:
-        await asyncio.sleep(0.5 if host.name == "h1" else 0)
-        return host.name
-
-    assert ask_all([Host("h0"), Host("h1")], ask, task) == ["h0", "h1"]
-    assert capsys.readouterr().err == said
-
-
 @pytest.mark.job
-def test_this_host_is_all_right(tmp_path: Path) -> None:
+def test_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = check([Host("localhost", 1)])
     assert checked.of_level("error") == []
     (found,) = checked.facts.values()
     assert found.skew == 0
-    assert set(found.ranks) == {"socket", "numa", "l3", "default"}
+    assert found.ranks.keys() == RANKS.keys()
     (tmp_path / "probe").touch()
-    assert facts(str(tmp_path), "", str(tmp_path / "probe"))["shared"]
-    assert not facts(str(tmp_path), "", str(tmp_path / "elsewhere"))["shared"]
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 40000 10.0.0.2 22")
+    reported = facts(str(tmp_path), "", str(tmp_path / "probe"))
+    assert (reported["shared"], reported["address"]) == (True, "10.0.0.2")
+    monkeypatch.setattr("cpudist.doctor.facts.free_shared_memory", lambda: 1 << 20)
+    reported = facts(str(tmp_path), "", str(tmp_path / "elsewhere"), interface="nosuch0")
+    assert not reported["shared"]
+    assert any(one["level"] == "error" and "/dev/shm" in one["message"] for one in reported["findings"])
+    (network,) = [one for one in reported["findings"] if one["about"] == "network"]
+    assert network["message"].startswith("no network interface nosuch0 ")
 
 
 def test_a_host_that_cannot_connect_says_to_which_address_and_why() -> None:
@@ -57,17 +47,6 @@ def test_a_host_that_cannot_connect_says_to_which_address_and_why() -> None:
         port = server.getsockname()[1]
         assert not _connect(["nosuchhost.invalid", "127.0.0.1"], port, "")
         assert "no network interface nosuch0" in _connect(["127.0.0.1"], port, "nosuch0")
-
-
-@pytest.mark.job
-def test_what_a_host_reports_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 40000 10.0.0.2 22")
-    monkeypatch.setattr("cpudist.doctor.facts.free_shared_memory", lambda: 1 << 20)
-    found = facts("")
-    assert found["address"] == "10.0.0.2"
-    assert any(one["level"] == "error" and "/dev/shm" in one["message"] for one in found["findings"])
-    (network,) = [one for one in facts("", interface="nosuch0")["findings"] if one["about"] == "network"]
-    assert network["message"].startswith("no network interface nosuch0 ")
 
 
 def test_hosts_that_are_not_up_are_waited_for(
@@ -129,7 +108,6 @@ def test_many_hosts_connect_in_a_number_that_grows_slowly(count: int) -> None:
         ({"torch": "2.8.0"}, "error has torch 2.8.0, this host 2.13.0"),
         ({"torch": None}, "error has torch None"),
         ({"cpudist": "0.0.9"}, "error has cpudist 0.0.9"),
-        ({"folder": False}, "error has no folder"),
         ({"script": None}, "error has no train.py"),
         ({"script": "b"}, "error has another train.py than this host"),
         ({"shared": False}, "warning has a folder"),
@@ -146,3 +124,16 @@ def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> No
     assert len(found) == bool(words)
     assert all(one.about.endswith("h1") for one in found)
     assert "findings" in changes or all(one.remedy for one in found)
+
+
+def test_a_clock_is_off_only_beyond_the_time_of_the_answer() -> None:
+    fields = {name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__ if name != "skew"}
+    for seconds, skew in ((90.0, -10.0), (100.0, 0.0), (104.0, 0.0), (110.0, 5.0)):
+        assert module._facts({**fields, "seconds": seconds}, 100.0, 105.0) == replace(FACTS, skew=skew)
+
+
+def test_two_names_of_one_machine_are_one_host() -> None:
+    others = {Host("h0"): FACTS, Host("h1"): replace(FACTS, identity="b")}
+    (found,) = module._same_machine(Host("10.0.0.2"), replace(FACTS, identity="b"), others)
+    assert (found.level, "h1" in found.message, "h1 slots=2" in found.remedy) == ("error", True, True)
+    assert not [*module._same_machine(Host("h2"), replace(FACTS, identity="c"), others)]

@@ -1,19 +1,33 @@
-"""Training and collectives over two hosts, started over ssh by each MPI as its documentation says."""
+"""Jobs over two hosts: under each MPI's own mpirun, from other login shells, and from notebooks."""
 
 import json
+import os
+import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from bed import Bed
-from jobs import train
-from mpis import mpirun, mpirun_on, named
+from jobs import BIN, Result, launch, train
+from mpis import mpirun, mpirun_on, named, require
+
+from cpudist.compiler import cache_folder
 
 pytestmark = pytest.mark.job
 
 TESTS = Path(__file__).resolve().parents[1]
 SCRIPT = TESTS / "huggingface" / "checks" / "course.py"
 COLLECTIVES = TESTS / "backends" / "ccl" / "checks" / "collectives.py"
+GREETS = Path(__file__).with_name("checks") / "greets.py"
+EXECUTE = TESTS / "notebook" / "checks" / "execute.py"
+LAUNCHES = Path(__file__).with_name("checks") / "nodes.py"
+# ssh hands no variables on.
+VARIABLES = {
+    "CPUDIST_CACHE": str(cache_folder()),
+    **{name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH")},
+}
 
 
 # oneCCL speaks the MPICH ABI; under Open MPI it uses libfabric.
@@ -79,14 +93,14 @@ cpudist.shutdown()
         pytest.param("ring 2d ", [], marks=pytest.mark.long),
     ],
 )
-def test_three_hosts_add_up_in_rings(tmp_path: Path, possible: None, given: str, sums: list[str]) -> None:
+@pytest.mark.parametrize("own_bed", [3], indirect=True)
+def test_three_hosts_add_up_in_rings(own_bed: Bed, given: str, sums: list[str]) -> None:
     """All ranks use an algorithm that the user has chosen on one of them; with different ones they would hang."""
-    with Bed(tmp_path, hosts=3) as bed:
-        ranks = [["-n", "1", "-host", host, sys.executable, "-c", _SUMS] for host in bed.addresses]
-        for rank, value in zip(ranks, given.split(" "), strict=True):
-            rank[2:2] = ["-env", "CCL_ALLREDUCE", value] if value else []
-        command = mpirun("intel") + [word for rank in ranks for word in [":", *rank]][1:]
-        result = bed.run("h0", command, timeout=120)
+    ranks = [["-n", "1", "-host", host, sys.executable, "-c", _SUMS] for host in own_bed.addresses]
+    for rank, value in zip(ranks, given.split(" "), strict=True):
+        rank[2:2] = ["-env", "CCL_ALLREDUCE", value] if value else []
+    command = mpirun("intel") + [word for rank in ranks for word in [":", *rank]][1:]
+    result = own_bed.run("h0", command, timeout=120)
     assert result.stdout.split() == sums, result.output
     assert bool(sums) != ("CCL_ALLREDUCE differs between ranks (2d, ring)" in result.stderr), result.output
 
@@ -110,9 +124,79 @@ def test_what_spares_the_network_is_measured_on_it(bed: Bed, tmp_path: Path) -> 
     """`bench hosts` compares compressed gradients with a step without communication."""
     kept = tmp_path / "hosts.json"
     words = ["bench", "hosts", "--quick", "--json", str(kept), "--only", "bf16", "--only", "gloo"]
-    command = [*mpirun_on(bed, "intel", 1), str(Path(sys.executable).with_name("cpudist")), *words]
+    command = [*mpirun_on(bed, "intel", 1), str(BIN / "cpudist"), *words]
     result = bed.run("h0", command, timeout=240)
     assert result.returncode == 0, result.output
     (entry,) = json.loads(kept.read_text())["results"]
     calls = {name: timings["calls_per_round"] for name, timings in entry["seconds"].items()}
     assert calls == {"no communication": 1, "bf16": 1, "gloo": 1}
+
+
+# What each shell reads when sshd starts it for one command.
+FIRST_FILES = {"bash": ".bashrc", "zsh": ".zshenv", "fish": ".config/fish/config.fish", "csh": ".cshrc"}
+
+
+@pytest.mark.parametrize(("shell", "mpi"), [("bash", "intel"), ("zsh", "intel"), ("csh", "mpich"), ("fish", "openmpi")])
+def test_another_login_shell_and_home(own_bed: Bed, tmp_path: Path, shell: str, mpi: str) -> None:
+    """The shell greets; names have spaces."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    require(mpi)
+    home, here = tmp_path / "its home", tmp_path / "my files"
+    here.mkdir()
+    (home / FIRST_FILES[shell]).parent.mkdir(parents=True)
+    (home / FIRST_FILES[shell]).write_text("echo Welcome, and read our rules\n")
+    users = tmp_path / "passwd"
+    users.write_text(f"root:x:0:0:root:{home}:{program}\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n")
+    own_bed.run("h1", ["mount", "--bind", str(users), "/etc/passwd"], timeout=60)
+    hosts = ["--hostfile", own_bed.hostfile(1), "--mpi", mpi]
+    command = launch(*hosts, "--", "--backend", "gloo", str(GREETS), str(here))
+    path = {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
+    result = own_bed.run("h0", command, timeout=120, env=path, cwd=here)
+    assert result.returncode == 0, result.output
+    assert {path.name: path.read_text() for path in here.iterdir()} == {"0-0": "h0", "0-1": "h1"}, result.output
+
+
+def on_both(bed: Bed, script: Path, *words: str) -> Result:
+    """Run a script on h0 and, a moment earlier, on h1, whose output is on standard error; NODE is its host's number."""
+    first, second = ([sys.executable, str(script), *" ".join(words).replace("NODE", node).split()] for node in "01")
+    there = ["env", f"--chdir={Path.cwd()}", *(f"{name}={value}" for name, value in VARIABLES.items()), *second]
+    over_ssh = f"ssh h1 {shlex.quote(shlex.join(there))} >&2"
+    command = ["sh", "-c", f"{over_ssh} & {shlex.join(first)}; status=$?; wait; exit $status"]
+    result = bed.run("h0", command, timeout=240, env=VARIABLES)
+    assert result.returncode == 0, result.output
+    return result
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_the_notebook_of_the_examples_on_two_nodes(bed: Bed, processes: int) -> None:
+    result = on_both(bed, EXECUTE, str(processes), "2", "NODE", "h0")
+    found = re.search(rf"{2 * processes} processes, accuracy ([\d.]+)", result.stdout)
+    assert found, result.output
+    assert float(found[1]) > 0.75
+
+
+def test_a_rank_that_fails_on_one_node_is_shown_on_both(bed: Bed) -> None:
+    result = on_both(bed, LAUNCHES, "NODE", "fails")
+    assert result.stdout.splitlines()[1] == "fails raises RankFailed rank 1 on h1 failed:", result.output
+    assert "ValueError: no such thing" in result.stdout
+    assert "fails raises ValueError no such thing" in result.stderr
+
+
+@pytest.mark.long
+def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
+    """Each launch starts as soon as the one before has ended on this node, whatever the other node still does."""
+    cases = ["function", "nodes", "restart", "interrupt", "restart", "number"]
+    result = on_both(bed, LAUNCHES, "NODE", *cases)
+    here, there = (
+        re.findall(r"^(\w+) (?:gives|raises) (\w+) ?(.*)$", output, re.MULTILINE)
+        for output in (result.stdout, result.stderr)
+    )
+    assert [case for case, *_ in here] == [case for case, *_ in there] == cases, result.output
+    failed, user = "RankFailed", "UserError"
+    assert [kind for _, kind, _ in here] == [failed] * 2 + ["ranks", failed, "ranks", "StartupTimeout"], result.output
+    assert [kind for _, kind, _ in there] == [user] * 2 + ["None", "Interrupted", "None", user], result.output
+    for values, (_, _, says), (_, _, other) in zip(("'other' 'fails'", "3 2"), here, there, strict=False):
+        assert all(value in text for value in values.split() for text in (says, other)), result.output
+    assert all(says == "2, attempt 1" for _, kind, says in here if kind == "ranks")

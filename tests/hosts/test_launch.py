@@ -3,12 +3,11 @@
 import json
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bed import Bed
-from jobs import BIN, Result, launch, signalled
+from jobs import BIN, launch, signalled
 from mpis import MPIS, require
 
 from cpudist.waiting import poll
@@ -33,19 +32,21 @@ def seen(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("mpi", MPIS)
 def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, mpi: str) -> None:
-    """Two ranks on each of two hosts; rank 3 is killed in the first attempt."""
+    """Five ranks, so one slot of h1 stays empty; rank 3 is killed in the first attempt. Only Intel MPI takes IPv6."""
     require(mpi)
-    hosts = hostfile(tmp_path, "h0:2  # first\nh1 slots=2\n")
-    words = ["--hostfile", hosts, "--mpi", mpi, "--max-restarts", "1"]
+    address = bed.addresses["h1"][mpi == "intel"]
+    hosts = hostfile(tmp_path, f"h0:2  # first\n{address} slots=4\n")
+    words = ["--hostfile", hosts, "--nproc", "5", "--mpi", mpi, "--max-restarts", "1"]
     command = launch(*words, "--", "--backend", "ccl", str(SCRIPT), str(tmp_path), "once", "3")
-    result = bed.run("h0", command, timeout=120)
+    result = bed.run("h0", command, timeout=180)
     assert result.returncode == 0, result.output
-    ranks = {"0": "h0", "1": "h0", "2": "h1", "3": "h1"}
+    ranks = dict(zip("01234", ("h0", "h0", "h1", "h1", "h1"), strict=True))
     assert seen(tmp_path) == {f"{attempt}-{rank}": host for attempt in "01" for rank, host in ranks.items()}
-    assert result.stdout.count("rank 0 of 4 on h0\n") == 2, result.output
-    assert "rank 1 of 4" not in result.stdout, result.output
-    ours = [line for line in result.stderr.splitlines() if line.startswith("cpudist")]
-    assert "cpudist: starting again (1 of 1) with 4 ranks on h0, h1" in ours, result.output
+    assert result.stdout.count("rank 0 of 5 on h0\n") == 2, result.output
+    assert "rank 1 of 5" not in result.stdout, result.output
+    unequal = "large sums go without shared memory, since hosts have 2 to 3 ranks"
+    ours = [line for line in result.stderr.splitlines() if line.startswith("cpudist") and unequal not in line]
+    assert f"cpudist: starting again (1 of 1) with 5 ranks on h0, {address}" in ours, result.output
     assert any("rank 3 on h1 " in line for line in ours), result.output
     assert not any("warning" in line or "rank 0 on" in line for line in ours), result.output
 
@@ -133,44 +134,17 @@ def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path
     words += ["--", str(SCRIPT), str(tmp_path), "wait", "0"]
 
     def lose_h1() -> None:
-        _wait_for(tmp_path / "waiting")
+        assert poll((tmp_path / "waiting").exists, 150)
         own_bed.kill("h1")
 
-    result = _run_beside(lose_h1, own_bed, launch(*words))
+    breaker = threading.Thread(target=lose_h1, daemon=True)
+    breaker.start()
+    result = own_bed.run("h0", launch(*words), timeout=200)
+    breaker.join(10)
     assert result.returncode == 0, result.output
     assert "h1 does not answer any more" in result.stderr or "h1 cannot be reached" in result.stderr, result.output
     assert "starting again (1 of 1) with 2 ranks on h0" in result.stderr
     assert {name: host for name, host in seen(tmp_path).items() if name.startswith("1-")} == {"1-0": "h0", "1-1": "h0"}
-
-
-@pytest.mark.long
-def test_a_host_that_comes_back_is_waited_for(own_bed: Bed, tmp_path: Path) -> None:
-    """The link is up again when the first check has found the host missing."""
-    said = tmp_path / "said"
-    words = ["--hostfile", own_bed.hostfile(1), "--max-restarts", "9", "--", str(SCRIPT), str(tmp_path), "wait", "0"]
-
-    def lose_h1_for_a_moment() -> None:
-        _wait_for(tmp_path / "waiting")
-        own_bed.disconnect("h1")
-        _wait_for(said, "1 of 2 hosts can be used, fewer than 2 (--min-nodes)")
-        own_bed.connect("h1")
-
-    to_file = ["bash", "-c", 'file=$1; shift; exec "$@" 2>"$file"', "bash", str(said)]
-    result = _run_beside(lose_h1_for_a_moment, own_bed, [*to_file, *launch(*words)])
-    assert result.returncode == 0, result.output + said.read_text()
-    assert "with 2 ranks on h0, h1\n" in said.read_text()
-
-
-def _run_beside(breaks: Callable[[], None], bed: Bed, command: list[str]) -> Result:
-    breaker = threading.Thread(target=breaks, daemon=True)
-    breaker.start()
-    result = bed.run("h0", command, timeout=200)
-    breaker.join(10)
-    return result
-
-
-def _wait_for(file: Path, text: str = "") -> None:
-    assert poll(lambda: file.exists() and text in file.read_text(), 150), f"{file.name} is not there, or not {text!r}"
 
 
 ASKS = """

@@ -173,29 +173,24 @@ def test_what_is_shown_is_what_runs() -> None:
 
 
 @pytest.mark.job
-def test_a_job_on_this_host_with_all_output(tmp_path: Path) -> None:
-    """Each line is marked with its rank, also one that is written in pieces."""
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["launch", "--nproc", "2", "--all-output", "--", "--backend", "gloo"], ["[0] rank 0 of 2", "[1] rank 1 of 2"]),
+        (["run", "--nproc", "2"], ["rank 0 of 2"]),
+    ],
+)
+def test_an_unmodified_script_on_this_host(command: list[str], shown: list[str], tmp_path: Path) -> None:
+    """Rank 0's output alone, or each line marked with its rank, also one that is written in pieces."""
     script = tmp_path / "says.py"
-    parts = "'I', 'am', os.environ['RANK'], sys.argv[1]"
-    script.write_text(f"import os, sys\nfor part in ({parts}):\n    print(part, end=' ')\nprint()\n")
-    command = jobs.launch("--nproc", "2", "--all-output", "--", "--backend", "gloo", str(script), "--all_output")
-    done = jobs.run(command, timeout=90)
-    assert done.returncode == 0, done.output
-    lines = sorted(line.strip() for line in done.stdout.splitlines())
-    assert lines == ["[0] I am 0 --all_output", "[1] I am 1 --all_output"], done.output
-
-
-@pytest.mark.job
-def test_run_starts_the_ranks_of_an_unmodified_script(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     script.write_text(
         "import sys, torch, torch.distributed as dist\ndist.init_process_group()\nones = torch.ones(1)\n"
-        "dist.all_reduce(ones)\nprint(int(ones), *sys.argv[1:])\n"
+        "dist.all_reduce(ones)\nfor part in ('rank', dist.get_rank(), 'of', int(ones), *sys.argv[1:]):\n"
+        "    print(part, end=' ')\nprint()\n"
     )
-    command = [str(jobs.BIN / "cpudist"), "run", "--nproc", "2", str(script), "--epochs", "3"]
-    done = jobs.run(command, timeout=90)
+    done = jobs.run([str(jobs.BIN / "cpudist"), *command, str(script), "--all_output"], timeout=90)
     assert done.returncode == 0, done.output
-    assert done.stdout.split() == ["2", "--epochs", "3"], done.output  # rank 0's output alone
+    assert sorted(map(str.strip, done.stdout.splitlines())) == [f"{line} --all_output" for line in shown], done.output
 
 
 @pytest.mark.job

@@ -1,21 +1,184 @@
-"""Many hosts: how many connections are made at a time, and how many files are open."""
+"""Node agents find a job's processes by their mark alone, report its ranks, and kill them; `launch` has many agents."""
 
+import os
 import resource
-import shutil
+import signal
 import subprocess
 import sys
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from cpudist import processes
 from cpudist.errors import UserError
-from cpudist.hosts import node_agents, remote
+from cpudist.hosts import node_agent, node_agents
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.processes import python_main
 from cpudist.waiting import poll
 
-# An agent: it reports what the test says, writes down what it is told, and reports again when it is told to end.
-AGENT = """
+pytestmark = pytest.mark.job
+
+Start = Callable[..., subprocess.Popen[str]]
+_, *AGENT = python_main("cpudist.hosts.node_agent", "-S")
+SLEEP = "import time; time.sleep(60)"
+# Starts a child in a session of its own, without any variable, and waits.
+STARTS_ANOTHER = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True, env={{}})
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def job() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts Python programs, and takes them away after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(words: list[str], **env: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-I", *words], text=True, env={**os.environ, **env}, **pipes)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        with process:  # closes its pipes and waits
+            process.kill()
+
+
+def watch(start: Start, job: str, before: str = "", grace: str = "0") -> subprocess.Popen[str]:
+    *flags, program = AGENT
+    return start([*flags, program.replace("from", f"{before}; from") if before else program, job, "MY_RANK", grace])
+
+
+def until(watching: subprocess.Popen[str], line: str) -> list[str]:
+    """Return what the agent reports up to `line`."""
+    said = []
+    while not said or said[-1] != line:
+        text = watching.stdout.readline()  # one in every second at least
+        assert text, f"it ended without {line}: {said}"
+        said.append(text.strip())
+        assert len(said) < 60, said
+    return said
+
+
+def say(watching: subprocess.Popen[str], word: str) -> None:
+    watching.stdin.write(f"{word}\n")
+    watching.stdin.flush()
+
+
+@pytest.mark.parametrize("before", ["", "import os; del os.pidfd_open"])
+def test_it_tells_of_ranks_and_ends_what_is_left(start: Start, job: str, before: str) -> None:
+    """Also on a Python that lacks `os.pidfd_open`. sshd starts a launcher's helpers without the mark of the job."""
+    watching = watch(start, job, before)
+    until(watching, "ranks 0")
+    first = start(["-c", STARTS_ANOTHER.replace(", env={}", "")], CPUDIST_JOB_ID=job, MY_RANK="0")  # a data worker
+    second = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="1")
+    helper = start(["-c", SLEEP], CPUDIST_JOB_ID=job)
+    stranger = start(["-c", SLEEP], CPUDIST_JOB_ID="another", MY_RANK="0")
+    launchers = start(["-c", STARTS_ANOTHER.replace("env={}", f"env={{'CPUDIST_JOB_ID': {job!r}}}")])
+    assert launchers.stdout.readline(), "it has started a process of the job"
+    until(watching, "ranks 2")
+    second.kill()
+    until(watching, "gone 1")
+    until(watching, "ranks 1")
+    say(watching, "signal 15")
+    until(watching, "gone 0")
+    say(watching, "end")
+    until(watching, "left 0")
+    assert first.wait(10) == -15
+    assert helper.wait(10) == launchers.wait(10) == -9
+    assert stranger.poll() is None
+
+
+def test_a_child_of_a_rank_is_no_rank_and_goes_with_it(start: Start, job: str) -> None:
+    """The rank has named itself in bytes that are no text (prctl(2))."""
+    watching = watch(start, job)
+    named = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) \\xfe')"
+    rank = start(["-c", named + STARTS_ANOTHER], CPUDIST_JOB_ID=job, MY_RANK="0")
+    child = psutil.Process(int(rank.stdout.readline()))
+    assert "ranks 2" not in until(watching, "ranks 1") + until(watching, "ranks 1")
+    rank.kill()
+    until(watching, "gone 0")
+    assert child.is_running()
+    say(watching, "end")
+    until(watching, "left 0")
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_another_agent_takes_its_place_or_it_ends_the_job(start: Start, job: str) -> None:
+    """Its input ends when ssh is lost, or `cpudist launch` is killed."""
+    first = watch(start, job, grace="30")
+    rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    until(first, "ranks 1")
+    first.stdin.close()
+    second = watch(start, job, grace="0.5")
+    until(second, "ranks 1")
+    assert first.wait(10) == 0
+    assert rank.poll() is None
+    second.stdin.close()
+    until(second, "left 0")
+    assert rank.wait(10) == -9
+
+
+def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(start: Start, job: str) -> None:
+    other = start(["-c", SLEEP])
+    now = processes.read(other.pid)
+    ended = now._replace(start=now.start - 1)
+    node_agent._signal(ended, signal.SIGKILL)
+    agent = node_agent._Agent(job, "MY_RANK")
+    agent._known = {other.pid: ended}
+    assert agent.kill_all() == 0
+    agent._ranks = {ended: ("0", None)}
+    agent.signal_ranks(signal.SIGKILL)
+    agent.wait_for_input(0.3)
+    assert agent._ranks == {}, "that rank has ended"
+    assert other.poll() is None
+    node_agent._signal(now, signal.SIGTERM)
+    assert other.wait(10) == -signal.SIGTERM
+
+
+# As sshd: starts a rank for a launcher, by a shell, and perhaps another session of the user, who shares the connection.
+SSHD = """
+sh -c 'CPUDIST_JOB_ID=$0 MY_RANK=$1 sleep 60 >&2; :' "$1" "$2" &
+if [ "$3" ]; then sleep 60 >&2 & fi
+echo started
+wait
+"""
+
+
+def test_silence_ends_the_job(start: Start, job: str, tmp_path: Path) -> None:
+    """A link that has gone down ends nobody's input. Connections end, but not those that the user shares."""
+    (tmp_path / "sshd").write_text(SSHD)
+    command, pipe = ["sh", str(tmp_path / "sshd"), job], {"stdout": subprocess.PIPE}
+    watching = watch(start, job, "import cpudist.hosts.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 6")
+    until(watching, "ranks 0")
+    with subprocess.Popen([*command, "1"], **pipe) as own, subprocess.Popen([*command, "2", "x"], **pipe) as shared:
+        try:
+            assert own.stdout.readline() == shared.stdout.readline() == b"started\n"
+            rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+            until(watching, "ranks 3")
+            until(watching, "left 0")
+            assert rank.wait(10) == -9
+            assert own.wait(10) == -9
+            assert shared.poll() is None
+        finally:
+            for process in (*psutil.Process(shared.pid).children(), own, shared):
+                process.kill()
+
+
+# Instead of an agent: reports what the test says, writes down what it is told, and reports again at its end.
+STAND_IN = """
 : > "$1"
 echo "$2" | tr ";" "\\n"
 while read -r line && echo "$line" >> "$1" && [ "$line" != end ]; do :; done
@@ -30,14 +193,13 @@ SAYS = {
 }
 
 
-@pytest.mark.job
 def test_what_agents_report_and_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
 
     def command_on(host: Host, words: list[str]) -> list[str]:
         assert len([*tmp_path.iterdir()]) == len(started), "each begins when the one before has answered"
         started.append([host.name, *words[-3:]])
-        return ["sh", "-c", AGENT, "sh", str(tmp_path / host.name), *SAYS[host.name]]
+        return ["sh", "-c", STAND_IN, "sh", str(tmp_path / host.name), *SAYS[host.name]]
 
     monkeypatch.setattr(node_agents, "command_on", command_on)
     monkeypatch.setattr(node_agents, "AT_ONCE", 1)
@@ -66,15 +228,3 @@ def test_a_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [(2048, 4096)]
     with pytest.raises(UserError, match="need 4097 open files, and this session may have 4096; raise ulimit -Hn"):
         node_agents._allow_files(4097)
-
-
-@pytest.mark.job
-@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "csh"])
-def test_every_login_shell_reads_what_was_meant(shell: str) -> None:
-    """sshd passes the command line to the user's login shell, and a path may contain any of these characters."""
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    words = ["", "it's", "a b", "back\\slash", "at the end\\", "a!b", '"$HOME"', "~", "*", "{a,b}", "=ls", "$(id)", "é"]
-    line = " ".join(map(remote.quoted, [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words]))
-    done = subprocess.run([shell, "-c", line], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == f"{words!a}\n", done.stderr

@@ -1,20 +1,31 @@
-"""Commands on other hosts: what ssh's answers mean, and programs of this host as they end."""
+"""Commands on other hosts: how they run there, and what is understood of their answers, whatever bytes come back."""
 
 import asyncio
+import json
+import shutil
 import socket
+import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict
+from typing import Any
 
 import pytest
-from test_check import FACTS
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_check import FACTS, RANKS
 
+from cpudist.cli import top
+from cpudist.errors import Finding
 from cpudist.hosts import check, remote
-from cpudist.hosts.remote import Answer, ask_all, run_on
+from cpudist.hosts.remote import Answer, ask_all, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.observability.rank_answers import RankStacks
+from cpudist.observability.rank_table import rows_of
+from cpudist.observability.stack_server import StackAddress
 from cpudist.topology.identity import addresses
 
-HERE, THERE = Host("localhost"), Host("192.0.2.1")
+HERE, THERE = Host("localhost"), Host("192.0.2.1", 4, "hosts, line 2")
 
 
 def test_only_another_machine_is_reached_by_ssh() -> None:
@@ -45,18 +56,23 @@ def test_a_failure_has_its_remedy(status: int, errors: str, failure: str, remedy
     assert "ssh" not in remote._read(HERE, ["python"], "python", 255, "", errors).failure
 
 
-def test_answers_are_in_the_order_of_the_hosts_and_64_are_asked_at_once() -> None:
-    asked, most = set[int](), [0]
+def test_64_hosts_are_asked_at_once_and_a_line_names_those_that_take_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "_SILENT_SECONDS", 0.5)
+    names, asked, most = [f"h{number}" for number in range(200)], set[str](), [0]
 
-    async def ask(number: int) -> int:
-        asked.add(number)
+    async def ask(host: Host) -> str:
+        asked.add(host.name)
         most[0] = max(most[0], len(asked))
-        await asyncio.sleep(0.001 * (number % 3))
-        asked.discard(number)
-        return number
+        await asyncio.sleep(1 if host.name == "h199" else 0.001 * len(host.name))
+        asked.discard(host.name)
+        return host.name
 
-    assert ask_all(range(200), ask) == [*range(200)]  # type: ignore[type-var]
+    assert ask_all(list(map(Host, names)), ask, "asking") == names
     assert most == [remote.AT_ONCE]
+    assert ask_all([Host("h199")], ask) == ["h199"]
+    assert capsys.readouterr().err == "cpudist: asking: waiting for h199\n"
 
 
 @pytest.mark.job
@@ -69,20 +85,89 @@ def test_a_program_ends_or_is_killed_in_time() -> None:
     assert "No such file" in answer("no-such-program").failure
     begin = time.monotonic()
     assert "within 0.2 s" in answer(sys.executable, "-c", "import time; time.sleep(60)", timeout=0.2).failure
-    assert "within 0.2 s" in answer("sh", "-c", "sleep 60; true", timeout=0.2).failure, (
-        "as a wrapper of ssh has a child"
-    )
+    assert "within 0.2 s" in answer("sh", "-c", "sleep 60; true", timeout=0.2).failure, "like a wrapper of ssh"
     assert time.monotonic() - begin < 30
 
 
-def test_a_clock_is_off_only_beyond_the_time_of_the_answer() -> None:
-    fields = {name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__ if name != "skew"}
-    for seconds, skew in ((90.0, -10.0), (100.0, 0.0), (104.0, 0.0), (110.0, 5.0)):
-        assert check._facts({**fields, "seconds": seconds}, 100.0, 105.0) == replace(FACTS, skew=skew)
+@pytest.mark.job
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "csh"])
+def test_every_login_shell_reads_what_was_meant(shell: str) -> None:
+    """sshd passes the command line to the user's login shell, and a path may contain any of these characters."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    words = ["", "it's", "a b", "back\\slash", "at the end\\", "a!b", '"$HOME"', "~", "*", "{a,b}", "=ls", "$(id)", "é"]
+    line = " ".join(map(remote.quoted, [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words]))
+    done = subprocess.run([shell, "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"{words!a}\n", done.stderr
 
 
-def test_two_names_of_one_machine_are_one_host() -> None:
-    others = {Host("h0"): FACTS, Host("h1"): replace(FACTS, identity="b")}
-    (found,) = check._same_machine(Host("10.0.0.2"), replace(FACTS, identity="b"), others)
-    assert (found.level, "h1" in found.message, "h1 slots=2" in found.remedy) == ("error", True, True)
-    assert not [*check._same_machine(Host("h2"), replace(FACTS, identity="c"), others)]
+FIGURES = {"host": "h1", "at": 1.0, "steps": 3, "waited": 0.5, "loading": 0.1, "processor": 1.0, "memory": 1 << 30}
+FIGURES |= {"threads": 2, "bytes": 7, "restarts": 1, "losses": [2.0, 1.0], "checkpoint": "step-1"}
+RANK = asdict(RankStacks(StackAddress("h0:29500", 0, 2, 3), 0, "rank 0 (process 1): here\n", FIGURES))
+FIELDS = {name: value for name, value in asdict(FACTS).items() if name != "skew"}
+FIELDS |= {"seconds": 9.5, "findings": [asdict(Finding("warning", "quota", "a quota", "raise it"))]}
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+def outputs(*answers: Any) -> st.SearchStrategy[str]:
+    """Any bytes, and these answers: cut short, after a greeting, or with other values."""
+    texts = [json.dumps(answer).encode() for answer in answers]
+    cut = st.builds(lambda text, end: text[:end], st.sampled_from(texts), st.integers(0, max(map(len, texts))))
+    pieces = st.binary() | st.sampled_from(texts) | cut | JSON.map(json.dumps).map(str.encode)
+    return st.lists(pieces, max_size=3).map(lambda lines: b"\n".join(lines).decode(errors="replace"))
+
+
+def changed(answer: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """An answer of another version: other, more and fewer fields."""
+    one = st.builds(lambda name, value: {**answer, name: value}, st.sampled_from([*answer, "new"]), JSON)
+    return one | st.sampled_from(list(answer)).map(lambda name: {k: v for k, v in answer.items() if k != name})
+
+
+def table_or_error(output: str) -> list[str] | None:
+    found = understood(THERE, Answer(output), RankStacks.list_of)
+    if isinstance(found, Finding):
+        assert found.line.startswith("hosts, line 2: 192.0.2.1 gives an answer that is not understood: ")
+        assert "\n" not in found.line
+        return None
+    ranks = {one.address.rank: one for one in sorted(found)}
+    rows = rows_of(ranks, dict.fromkeys(ranks, RankStacks(StackAddress("j", 0, 2, 3), 0, "x", FIGURES)))
+    return top._text("job", ranks, rows, 9) if ranks else []
+
+
+def facts_of(output: str) -> check.Facts | Finding:
+    return understood(THERE, Answer(output), lambda fields: check._facts(fields, 9.0, 10.0))
+
+
+@given(outputs([RANK], [RANK, RANK]) | changed(RANK).map(lambda rank: json.dumps([rank])))
+@example("")
+@example("Welcome to h1!")
+def test_any_bytes_are_a_table_or_an_error(output: str) -> None:
+    table_or_error(output)
+
+
+@given(changed(FIGURES))
+def test_figures_of_another_version_leave_the_others(figures: dict[str, Any]) -> None:
+    assert table_or_error(json.dumps([{**RANK, "figures": figures}]))
+
+
+@given(
+    outputs(FIELDS) | (changed(FIELDS) | changed(RANKS).map(lambda ranks: {**FIELDS, "ranks": ranks})).map(json.dumps)
+)
+def test_any_bytes_are_facts_or_an_error(output: str) -> None:
+    found = facts_of(output)
+    if isinstance(found, Finding):
+        assert "\n" not in found.line
+        return
+    check._judge(THERE, found, FACTS, "train.py")
+    assert found.ranks["numa"] > 0
+
+
+def test_what_they_say_is_understood_after_a_greeting() -> None:
+    lines = table_or_error(f"Welcome!\n\n{json.dumps([RANK])}\n")
+    assert lines is not None
+    assert lines[0].startswith("job of job: 1 of 2 ranks")
+    assert facts_of(f"Hi\n{json.dumps(FIELDS)}").skew == 0

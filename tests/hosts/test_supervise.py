@@ -58,13 +58,12 @@ if job.reason:
     print(job.reason, file=sys.stderr)
 sys.exit(job.status or 3 * job.output_lost)
 """
+COMMAND = [sys.executable, "-c", SUPERVISE]
 
 
 def test_a_reader_may_take_its_time() -> None:
     """`cpudist launch … | less`: all ranks have ended, and the launcher waits until it can write their output."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SUPERVISE, LAUNCHER], stdout=subprocess.PIPE, text=True
-    ) as supervising:
+    with subprocess.Popen([*COMMAND, LAUNCHER], stdout=subprocess.PIPE, text=True) as supervising:
         try:
             assert supervising.stdout.read(2) == "0\n", "the rank has ended"
             with pytest.raises(subprocess.TimeoutExpired):
@@ -89,8 +88,9 @@ def test_ranks_get_the_signal_and_time_to_save(
     number: signal.Signals, grace: list[str], takes: int, said: str, reason: str
 ) -> None:
     saver = SAVER.replace("SECONDS", str(takes)).replace("LOST", repr(LOST))
-    command = [sys.executable, "-c", SUPERVISE, saver, *grace]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as supervising:
+    with subprocess.Popen(
+        [*COMMAND, saver, *grace], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as supervising:
         try:
             assert supervising.stdout.readline() == "at work\n"
             supervising.send_signal(number)
@@ -110,7 +110,7 @@ TALKS = "import os\nfor _ in range(100): os.write(1, b'x' * 999 + bytes([10]))\n
 def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
     """The job goes on to its end."""
     command = f'set -o pipefail; "$@" {to}'
-    words = ["bash", "-c", command, "bash", sys.executable, "-c", SUPERVISE, TALKS]
+    words = ["bash", "-c", command, "bash", *COMMAND, TALKS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     # One thread relays each of the two outputs, so either may be written first.
     line = done.stderr.replace("the end", "", 1)
@@ -127,8 +127,7 @@ def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
     ],
 )
 def test_a_launcher_that_is_killed_or_starts_no_rank(does: str, status: int, reason: str) -> None:
-    words = [sys.executable, "-c", SUPERVISE, does]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*COMMAND, does], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, reason in done.stderr.splitlines()[-1]) == (status, True), done.stderr
     assert done.stderr.count("starting on 1 host: waiting for localhost\n") == (status == 1)
 
@@ -136,7 +135,7 @@ def test_a_launcher_that_is_killed_or_starts_no_rank(does: str, status: int, rea
 def test_a_reader_without_blocking_gets_all() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    with subprocess.Popen([sys.executable, "-c", SUPERVISE, TALKS], stdout=writer, stderr=subprocess.PIPE) as running:
+    with subprocess.Popen([*COMMAND, TALKS], stdout=writer, stderr=subprocess.PIPE) as running:
         os.close(writer)
         assert running.stderr.read(7) == b"the end", "by now it has met a full pipe"
         with open(reader, "rb") as stream:

@@ -43,19 +43,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return output, trained(2, output, ["course.py", "--dropout"], *_EIGHT)
 
 
-def _is_like(found: dict[str, Any], whole: dict[str, Any]) -> None:
-    assert found["losses"] == pytest.approx(whole["losses"], abs=1e-5)
-    assert found["rates"] == whole["rates"]
-    # A key's bias has no gradient but rounding, which depends on where tensors lie, and AdamW makes whole steps of it.
-    sums = {name: value for name, value in whole["parameters"].items() if "key.bias" not in name}
-    assert {name: found["parameters"][name] for name in sums} == pytest.approx(sums, abs=1e-5)
-
-
 def _killed(whole: tuple[Path, dict[str, Any]], output: Path, kills: list[list[str]], *options: str) -> list[str]:
     """Return the words of a training that is killed, where an earlier run with more steps has left its checkpoints."""
     for name in ("checkpoint-8", "checkpoint-99"):
         shutil.copytree(whole[0] / "checkpoint-8", output / name)
-    return command(output, ["killed.py", json.dumps(kills), "--dropout"], *_EIGHT, options=options)
+    return command(output, ["watched.py", "killed", json.dumps(kills), "--dropout"], *_EIGHT, options=options)
 
 
 def _went_on(whole: tuple[Path, dict[str, Any]], output: Path, result: Result, *restarts: int) -> None:
@@ -64,7 +56,12 @@ def _went_on(whole: tuple[Path, dict[str, Any]], output: Path, result: Result, *
     for attempt, step in enumerate(restarts, 1):
         said = f"cpudist: restart {attempt}: going on from {output}/checkpoint-{step}\n"
         assert result.stderr.count(said) == 1, result.output
-    _is_like(json.loads((output / "found.json").read_text()), whole[1])
+    found = json.loads((output / "found.json").read_text())
+    assert found["losses"] == pytest.approx(whole[1]["losses"], abs=1e-5)
+    assert found["rates"] == whole[1]["rates"]
+    # A key's bias has no gradient but rounding, which depends on where tensors lie, and AdamW makes whole steps of it.
+    sums = {name: value for name, value in whole[1]["parameters"].items() if "key.bias" not in name}
+    assert {name: found["parameters"][name] for name in sums} == pytest.approx(sums, abs=1e-5)
     assert _steps(output) == [8], "the newest, by its making; nothing is left behind"
 
 
@@ -72,13 +69,11 @@ def _steps(output: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("checkpoint-")) for path in output.iterdir() if path.is_dir())
 
 
-KILLS = [["open", "/checkpoint-4/trainer_state.json"], ["os.rename", "/checkpoint-4"], ["shutil.rmtree", "/old-"]]
-
-
 @pytest.mark.job
 def test_killed_while_saving_it_goes_on_as_before(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     """Killed while it writes, before it brings out what it wrote, while it deletes the one before; then to the end."""
-    words = _killed(whole, tmp_path / "out", KILLS, "--async-checkpoint")
+    kills = [["open", "/checkpoint-4/trainer_state.json"], ["os.rename", "/checkpoint-4"], ["shutil.rmtree", "/old-"]]
+    words = _killed(whole, tmp_path / "out", kills, "--async-checkpoint")
     result = run(launch("--nproc", "2", "--max-restarts", "3", "--", *words), 2 * BOUND)
     found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
     assert found == [[8, 99], [2], [2], [4]], result.output
@@ -156,7 +151,7 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
 
     def train(ranks: int, *more: str) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
         name = str(ranks)
-        found = trained(ranks, tmp_path / name, ["seen.py", str(tmp_path / f"{name}.seen")], *words, *more)
+        found = trained(ranks, tmp_path / name, ["watched.py", "seen", str(tmp_path / f"{name}.seen")], *words, *more)
         return found, json.loads((tmp_path / f"{name}.seen").read_text())
 
     whole, seen = train(4)
@@ -184,7 +179,7 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
 )
 def test_a_signal_stops_all_ranks_after_a_checkpoint(tmp_path: Path, target: str, name: str, status: int) -> None:
     """A rank or `cpudist launch` gets it. The script's callbacks see it, although the job's own stand before them."""
-    output, script = tmp_path / "out", ["signalled.py", target, name]
+    output, script = tmp_path / "out", ["watched.py", "signalled", target, name]
     words = [*_WORDS, "--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", "1"]
     words = command(output, script, *words, options=("--checkpoint-on-signal",))
     launched = launch("--nproc", "2", "--max-restarts", "1", "--", *words)

@@ -1,4 +1,4 @@
-"""The table of patches: versions it does not know are refused, all of it is undone, and the documentation shows it."""
+"""What is patched in transformers and accelerate, in this process: its table, its undoing, and what patches do."""
 
 import os
 import re
@@ -14,12 +14,15 @@ import torch
 import torch.distributed as dist
 import transformers
 import transformers.trainer
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from small_trainer import trained
+from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import integration_utils
 
 import cpudist
 from cpudist import UserError, huggingface, job
 from cpudist.huggingface import resuming
 from cpudist.huggingface.uneven_shares import BatchGeometry
+from cpudist.training.run_target import time_trainer
 
 pytestmark = pytest.mark.versions
 
@@ -104,20 +107,19 @@ def test_ddp_timeout_bounds_all_groups_each_time_it_is_given() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_float32_where_bfloat16_is_slow(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    accelerator = accelerate.Accelerator(mixed_precision="bf16")
+@pytest.mark.parametrize(("precision", "said"), [("bf16", "computing in float32"), ("fp16", "no float16 on CPUs")])
+def test_number_formats_that_a_cpu_lacks(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], precision: str, said: str
+) -> None:
+    for name in ("bf16", "fp16"):
+        monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)
+    accelerator = accelerate.Accelerator(mixed_precision=precision)
     model = accelerator.prepare(torch.nn.Linear(2, 2))
     with accelerator.autocast():
         assert torch.nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1)).dtype is torch.float32
     assert model(torch.ones(1, 2)).dtype is torch.float32
-    assert "computing in float32" in capfd.readouterr().err
+    assert said in capfd.readouterr().err
     accelerate.state.AcceleratorState._reset_state(True)
-
-
-@pytest.mark.usefixtures("alone")
-def test_what_cannot_be_had_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
     for name in ("fp16", "fp16_full_eval"):
         with pytest.raises(UserError, match="float16"):
             TrainingArguments("out", **{name: True})
@@ -156,3 +158,39 @@ def test_a_training_that_cannot_go_on_with_the_same_steps_is_a_user_error(change
     with pytest.raises(UserError, match=part) as caught:
         resuming._keep_steps(trainer, BatchGeometry(5, 15, 15), "it")
     assert str(caught.value).startswith("it has 15 samples in a step, as on the 5 ranks that it was begun with; ")
+
+
+class Reporter(TrainerCallback):
+    """As transformers' own for tensorboard, wandb and mlflow."""
+
+    seen: list[dict[str, float]]
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Keep what is reported."""
+        self.seen.append(dict(logs or {}))
+
+
+SIX = {"max_steps": 6, "logging_steps": 2, "per_device_train_batch_size": 5}
+
+
+@pytest.mark.usefixtures("alone")
+def test_reporters_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reporters get cpudist's figures with each loss, and the screen and the log's file do not."""
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "own", Reporter)
+    monkeypatch.setattr(Reporter, "seen", [], raising=False)
+    running = job.require()
+    time_trainer(running)
+    running.record.compared = {"waits": 0.2, "slowest_rank": 3, "delays": 0.1}  # of other ranks
+    history = trained(tmp_path, report_to="own", **SIX)
+    losses = [logs for logs in Reporter.seen if "loss" in logs]
+    assert len(losses) == 4, "after the first step, too"
+    assert all(logs["cpudist_samples_per_second"] > 0 for logs in losses)
+    figures = {f"cpudist_{name}": value for name, value in running.record.compared.items()}
+    assert all(logs.items() >= figures.items() for logs in losses)
+    assert not [name for logs in Reporter.seen if "loss" not in logs for name in logs if name.startswith("cpudist")]
+    assert not [name for logs in history for name in logs if name.startswith("cpudist")]
+
+    capsys.readouterr()
+    trained(tmp_path, **SIX)
+    assert "'loss'" in (said := capsys.readouterr().out)
+    assert "cpudist_" not in said

@@ -3,63 +3,54 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from job.checks.joins import WAYS
-from jobs import by_hand, mpirun, run, torchrun, train
+import torch
+from jobs import by_hand, completed, environment, launch, mpirun, run, torchrun, train
+from packaging.requirements import Requirement
 
 import cpudist
+from cpudist.job.rank_context import untested_torch
 
 CHECKS = Path(__file__).parent / "checks"
+JOINS = str(CHECKS / "joins.py")
+PYTHON_JOINS = [sys.executable, JOINS]
 
 
 @pytest.mark.job
 @pytest.mark.parametrize(
-    ("launcher", "launch", "size"),
+    ("launcher", "command", "size"),
     [
-        ("single", [sys.executable], 1),
-        pytest.param("intel-mpi", mpirun(3, sys.executable), 3, marks=pytest.mark.versions),
+        ("single", PYTHON_JOINS, 1),
+        pytest.param("intel-mpi", mpirun(3, *PYTHON_JOINS), 3, marks=pytest.mark.versions),
         # Without -ppn MPICH 4.0's Hydra maps one rank per host, and Intel MPI's library aborts in MPI_Init.
-        ("mpich", ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable], 2),
-        ("open-mpi", ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable], 2),
-        ("torchrun", torchrun(2), 2),
+        ("mpich", ["mpirun.mpich", "-ppn", "2", "-n", "2", *PYTHON_JOINS], 2),
+        ("open-mpi", ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", *PYTHON_JOINS], 2),
+        ("torchrun", torchrun(2, JOINS), 2),
     ],
 )
-def test_one_job_after_the_other_leaves_nothing_behind(launcher: str, launch: list[str], size: int) -> None:
-    if shutil.which(launch[0]) is None:
-        pytest.skip(f"{launch[0]} is not installed")
-    result = run([*launch, str(CHECKS / "again.py")], timeout=150)
-    assert result.returncode == 0, result.output
-    assert result.stdout.count(f"{launcher}: five jobs of {size}\n") == size, result.output
-
-
-@pytest.mark.job
-def test_one_job_after_the_other_of_plain_processes() -> None:
-    result = run(by_hand([sys.executable, str(CHECKS / "again.py")]), timeout=150)
-    assert result.returncode == 0, result.output
-    assert result.stdout.count("env: five jobs of 2\n") == 2, result.output
-
-
-@pytest.mark.versions
-@pytest.mark.job
-def test_scripts_that_make_their_process_group_join() -> None:
-    """A job of two ranks joins in all ways, one after the other."""
-    result = run(mpirun(2, sys.executable, str(CHECKS / "joins.py")), timeout=150)
-    assert result.returncode == 0, result.output
-    said = [f"{way}: {backend}, sum 1.0, there was a group: True" for backend, ways in WAYS.items() for way in ways]
-    said.append("by gloo's name: ccl, sum 1.0, there was a group: True")
-    lines = [f"rank {rank} {what}\n" for rank in (0, 1) for what in said]
-    assert [line for line in lines if line not in result.stdout] == [], result.output
+def test_scripts_join_job_after_job_and_nothing_stays_behind(launcher: str, command: list[str], size: int) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    result = completed(command, timeout=150)
+    assert result.stdout.count(f"{launcher}: jobs of {size}\n") == size, result.output
     assert result.stderr.count("cpudist: the script asks for the backend gloo and joins the job on ccl; ") == 1
 
 
 @pytest.mark.job
+def test_plain_processes_join_job_after_job() -> None:
+    result = completed(by_hand(PYTHON_JOINS), timeout=150)
+    assert result.stdout.count("env: jobs of 2\n") == 2, result.output
+
+
+@pytest.mark.job
 def test_a_script_that_contradicts_the_job_ends_in_one_line() -> None:
-    script = str(CHECKS / "joins.py")
-    result = run(mpirun(2, *train(script, "nccl", "by name")), timeout=100)
+    result = run(mpirun(2, *train(JOINS, "nccl", "by name")), timeout=100)
     assert result.returncode == 2, result.output
     assert re.fullmatch("cpudist: the script asks for the backend nccl, but the job runs on ccl; .*\n", result.report)
 
@@ -68,10 +59,9 @@ def test_a_script_that_contradicts_the_job_ends_in_one_line() -> None:
 @pytest.mark.job
 def test_intels_scripts_run_under_plain_mpirun_too() -> None:
     """`import torch` or `import cpudist` is enough; no group has been made before."""
-    launch = mpirun(2, "-env", "RANK", "0", "-env", "WORLD_SIZE", "2", sys.executable)
-    result = run([*launch, str(CHECKS / "joins.py"), "ccl", "intel"], timeout=100)
-    assert result.returncode == 0, result.output
-    assert result.stdout.count(" intel: ccl, sum 0.0, there was a group: False\n") == 2, result.output
+    command = mpirun(2, "-env", "RANK", "0", "-env", "WORLD_SIZE", "2", sys.executable, JOINS, "ccl", "intel")
+    result = completed(command, timeout=100)
+    assert result.stdout.count("ccl, sum 0.0, there was a group: False\n") == 2, result.output
 
 
 @pytest.mark.job
@@ -79,8 +69,7 @@ def test_intels_scripts_run_under_plain_mpirun_too() -> None:
 def test_deepspeed_joins_and_its_losses_are_those_of_gloo() -> None:
     script, losses = str(CHECKS / "deepspeed_zero.py"), []
     for backend, command in (("gloo", torchrun(2, script)), ("ccl", mpirun(2, *train(script)))):
-        result = run(command, timeout=240, env={"DS_ACCELERATOR": "cpu"})
-        assert result.returncode == 0, result.output
+        result = completed(command, timeout=240, env={"DS_ACCELERATOR": "cpu"})
         losses.append({line.removeprefix(backend) for line in result.stdout.splitlines() if line.startswith(backend)})
     assert len(losses[0]) == 6
     assert losses[0] == losses[1]
@@ -94,10 +83,9 @@ def test_an_interface_is_told_to_all_libraries_until_the_job_ends(monkeypatch: p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FI_UDP_IFACE", "mine")
     cpudist.init("gloo", interface="lo")
-    try:
-        assert {name: os.environ[name] for name in names} == {**dict.fromkeys(names, "lo"), "FI_UDP_IFACE": "mine"}
-    finally:
-        cpudist.shutdown()
+    during = {name: os.environ.get(name) for name in names}
+    cpudist.shutdown()
+    assert during == {**dict.fromkeys(names, "lo"), "FI_UDP_IFACE": "mine"}
     assert [name for name in names if name in os.environ] == ["FI_UDP_IFACE"]
 
 
@@ -113,3 +101,47 @@ def test_a_job_that_did_not_come_up_leaves_room_for_the_next() -> None:
     with pytest.raises(cpudist.UserError, match="no running job"):
         cpudist.wrap(None)
     cpudist.shutdown()
+
+
+PRINTS = """
+import os, sys, time
+import cpudist
+world = cpudist.init("gloo")
+if world.rank == 0:
+    print("step", 0)
+    deadline = time.monotonic() + 20
+    while not os.path.exists(sys.argv[1]):
+        if time.monotonic() > deadline:
+            sys.exit("nobody has seen it")
+        time.sleep(0.05)
+cpudist.shutdown()
+"""
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(
+    "start",
+    [mpirun(1, sys.executable), launch("--nproc", "2", "--", "--backend", "gloo")],
+    ids=["plain under mpirun", "launch"],
+)
+def test_a_line_is_shown_at_once(tmp_path: Path, start: list[str]) -> None:
+    """Though Python keeps the output to a pipe back."""
+    script, seen = tmp_path / "script.py", tmp_path / "seen"
+    script.write_text(PRINTS)
+    command = [*start, str(script), str(seen)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout.readline() == "step 0\n"
+            seen.touch()
+            assert running.wait(60) == 0
+        finally:
+            running.terminate()
+
+
+def test_a_torch_above_the_metadatas_bound_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a nightly; test_ranks.py sees the line."""
+    needed = [each for each in map(Requirement, requires("cpudist") or []) if each.marker is None]
+    (bound,) = (each.specifier for each in needed if each.name == "torch")
+    for minor in range(8, 30):
+        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(f"2.{minor}.0.dev20991231+cpu"))
+        assert (untested_torch() is None) == bound.contains(f"2.{minor}.1")

@@ -24,6 +24,9 @@ from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, Ren
 from cpudist.launchers.mpich import requested_nodes
 from cpudist.launchers.notebook import rank_variables, without_launcher
 
+NAMED_STEP = STEP | {"CPUDIST_TOKEN": "known"}
+ARBITRARY = NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary"}
+
 
 @pytest.mark.parametrize(
     ("env", "name", "rendezvous", "rank"),
@@ -34,7 +37,7 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
         (HYDRA | {"MPI_LOCALNRANKS": "4"}, "mpich", OverMpi(), 1),
         (OPEN_MPI | {"OMPI_LIBDIR_LOC": "/nowhere"}, "open-mpi", OverMpi("libmpi.so.40", mpich_abi=False), 1),
         (
-            STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "CPUDIST_TOKEN": "known"},
+            NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]"},
             "slurm",
             AtAddress("n1", 15217, token="known", name_known=True),
             1,
@@ -45,9 +48,12 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
         (PALS | HYDRA, "mpich", OverMpi(), 1),
         (FLUX, "flux", OverMpi(), 1),
         ({k: v for k, v in FLUX.items() if "PALS" not in k}, "flux", OverMpi(), 1),  # not for Cray's MPI
+        (STEP | INTEL, "intel-mpi", OverMpi(), 1),  # srun starts the helpers of mpirun in an allocation
+        (STEP | OPEN_MPI, "open-mpi", OverMpi("libmpi.so.40", mpich_abi=False), 1),
         (STEP | FLUX, "flux", OverMpi(), 1),  # an instance of Flux that srun has started
         (FLUX | HYDRA, "mpich", OverMpi(), 1),
         (STEP | {"SLURM_STEP_NODELIST": "n1", "PMI_RANK": "1", "PALS_RANKID": "1"}, "slurm", OverMpi(), 1),
+        (ARBITRARY | {"MASTER_ADDR": "n2"}, "slurm", AtAddress("n2", 15217, token="known", name_known=True), 1),
         (BATCH_SCRIPT, "single", Alone(), 0),
         (TORCHRUN | {"CPUDIST_TOKEN": "known"}, "torchrun", AtAddress("localhost", 42805, token="known"), 1),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", AtAddress("localhost", 42805, True), 1),
@@ -58,7 +64,9 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
     ],
 )
 def test_recognises_the_launcher(env: dict[str, str], name: str, rendezvous: RendezvousMethod, rank: int) -> None:
-    launcher = detect(env)
+    variables = dict(env)
+    launcher = detect(variables)
+    variables.clear()  # as the script may change them
     assert (launcher.name, launcher.placement().rank) == (name, rank)
     assert launcher.rendezvous() == rendezvous
     assert (launcher.rank, launcher.is_main_process) == (rank, rank == 0)
@@ -73,13 +81,6 @@ def test_the_token_of_a_step_is_known_to_the_user_alone(tmp_path: Path, monkeypa
     tokens = [token("mine", "0"), token("mine", "0"), token("mine", "1"), token("theirs", "0")]
     assert tokens[0] == tokens[1]
     assert len(set(tokens)) == 3
-
-
-def test_intels_script_with_mpichs_hydra_is_refused_before_it_aborts() -> None:
-    launcher = detect(INTEL_SCRIPT_MPICH_HYDRA)
-    assert (launcher.name, launcher.placement().rank) == ("mpich", 1)
-    with pytest.raises(UserError, match=r"comes first on PATH; .* export PATH="):
-        launcher.rendezvous()
 
 
 AGENT = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_xy/none_uw/attempt_1/0/error.json"}
@@ -113,20 +114,6 @@ def test_knows_how_often_the_run_was_restarted_and_its_names(
     assert (detect(env).restarts, detect(env).run_ids) == (restarts, run_ids)
 
 
-def test_an_environment_is_what_it_was_when_it_was_detected() -> None:
-    """Where variables make no sense, every rank speaks."""
-    variables = dict(BY_HAND)
-    launcher = detect(variables)
-    variables["RANK"] = "one"
-    assert (launcher.rank, detect(variables).is_main_process) == (1, True)
-
-
-@pytest.mark.parametrize("inner", [INTEL, HYDRA, OPEN_MPI])
-def test_mpirun_inside_an_allocation_wins_over_the_step_of_its_helpers(inner: dict[str, str]) -> None:
-    proxy = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    assert detect(proxy | inner).placement().size == 4
-
-
 @pytest.mark.parametrize(
     ("pod", "waits"),
     [
@@ -158,18 +145,12 @@ def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[
     assert (found.name, found.placement(), found.rendezvous()) == ("notebook", place, store)
 
 
+@pytest.mark.parametrize("variable", ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"])
 @pytest.mark.parametrize(
-    ("hosts", "first"),
-    [("n[01-03,7],gpu-a", "n01"), ("a-b.c,n[1-2]", "a-b.c"), ("r[2]n[5-6]-x", "r2n5-x"), ("", ""), ("n[1-2", "")],
+    ("hosts", "first"), [("n[01-03,7],gpu-a", "n01"), ("a-b.c,n[1-2]", "a-b.c"), ("r[2]n[5-6]-x", "r2n5-x")]
 )
-def test_slurms_first_host_is_rank_0s(hosts: str, first: str) -> None:
-    for variables in ({"SLURM_STEP_NODELIST": hosts}, {"SLURM_JOB_NODELIST": hosts}):
-        launcher = detect(STEP | {"CPUDIST_TOKEN": "known"} | variables)
-        if first:
-            assert launcher.rendezvous() == AtAddress(first, 15217, token="known", name_known=True)
-        else:
-            with pytest.raises(UserError, match="not understood"):
-                launcher.rendezvous()
+def test_slurms_first_host_is_rank_0s(variable: str, hosts: str, first: str) -> None:
+    assert detect(NAMED_STEP | {variable: hosts}).rendezvous().host == first
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("3(x2),1", [3, 3, 1])])
@@ -199,15 +180,28 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
         (TORCHRUN | {"GROUP_RANK": "2"}, "contradict"),
         (STEP | {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "two"),
+        *((NAMED_STEP | {"SLURM_STEP_NODELIST": hosts}, "not understood") for hosts in ("", "n[1-2")),
+        (ARBITRARY, "MASTER_ADDR"),
+        (NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_HOSTFILE": "hosts"}, "MASTER_ADDR"),
+        *((BY_HAND | {name: ""}, name) for name in ("MASTER_ADDR", "MASTER_PORT", "CPUDIST_TOKEN")),
+        *((BY_HAND | {"MASTER_PORT": port}, "MASTER_PORT") for port in ("0", "65536", "²")),
+        ({name: value for name, value in BY_HAND.items() if name != "MASTER_PORT"}, "MASTER_PORT"),
+        *((STEP | {"MASTER_ADDR": "n1", "CPUDIST_TOKEN": token}, "CPUDIST_TOKEN") for token in ("", " ")),
+        (NAMED_STEP | {"MASTER_ADDR": "n1", "MASTER_PORT": "0"}, "MASTER_PORT"),
+        (INTEL_SCRIPT_MPICH_HYDRA, "comes first on PATH"),  # before it aborts
         (POD, "with torchrun, or"),  # several processes
         (POD | HYDRA, "with torchrun, or"),
     ],
 )
 def test_half_set_and_contradicting_variables_are_one_clear_line(env: dict[str, str], variable: str) -> None:
     with pytest.raises(UserError) as error:
-        detect(env).placement()
+        _ = detect(env).placement(), detect(env).rendezvous()
     assert variable in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_where_variables_make_no_sense_every_rank_speaks() -> None:
+    assert detect(BY_HAND | {"RANK": "one"}).is_main_process
 
 
 @pytest.mark.parametrize(
@@ -242,30 +236,3 @@ def test_on_how_many_nodes_hydra_was_asked_to_start_ranks(line: str, nodes: int 
 def test_one_process_in_an_allocation_of_several_tasks_is_told(env: dict[str, str], tasks: int | None) -> None:
     said = detect(env).warning
     assert f"asked for {tasks} tasks" in said and "srun" in said if tasks else not said
-
-
-@pytest.mark.parametrize("variables", [BY_HAND, STEP | {"MASTER_ADDR": "n1", "CPUDIST_TOKEN": "known"}])
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("CPUDIST_TOKEN", ""), ("CPUDIST_TOKEN", " "), *(("MASTER_PORT", p) for p in ("0", "65536", "²"))],
-)
-def test_an_empty_secret_and_a_port_that_is_none_are_errors(variables: dict[str, str], name: str, value: str) -> None:
-    with pytest.raises(UserError, match=name):
-        detect({**variables, name: value}).rendezvous()
-
-
-@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
-def test_without_an_address_ranks_do_not_meet(name: str) -> None:
-    for given in (BY_HAND | {name: ""}, {other: value for other, value in BY_HAND.items() if other != name}):
-        with pytest.raises(UserError, match=name):
-            detect(given).rendezvous()
-
-
-ARBITRARY = STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary", "CPUDIST_TOKEN": "known"}
-
-
-@pytest.mark.parametrize("given", [ARBITRARY, STEP | {"SLURM_HOSTFILE": "hosts", "CPUDIST_TOKEN": "known"}])
-def test_an_arbitrary_distribution_names_what_to_set(given: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="MASTER_ADDR"):
-        detect(given).rendezvous()
-    assert detect(given | {"MASTER_ADDR": "n2"}).rendezvous() == AtAddress("n2", 15217, token="known", name_known=True)

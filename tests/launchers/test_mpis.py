@@ -145,8 +145,6 @@ YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
 OPEN_MPI = """
 mpirun.openmpi noticed that process rank 1 with PID 0 on node h1 exited on signal 11 (Segmentation fault).
 """
-
-
 PALS = """
 h1: rank 1 died from signal 11 and dumped core
 h0: rank 0 died from signal 15

@@ -1,13 +1,20 @@
-"""The cause is found among several failures, and the caller gets what a rank returns."""
+"""What comes back to the cell: a rank's output, its result, or the failure that is the cause of the others."""
 
+import io
+import math
 import os
 import socket
+import sys
 import threading
+from dataclasses import replace
 
 import cloudpickle
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cpudist.errors import UserError
+from cpudist.notebook.ranks import Output
 from cpudist.notebook.result import Failure, Mailbox, RankFailed, Result
 
 HOST = socket.gethostname()
@@ -41,6 +48,14 @@ def test_an_exception_comes_as_it_is_where_it_can(error: BaseException, kind: ty
         Failure.of(1, error, "said").raise_here()
 
 
+@pytest.mark.parametrize("text", ["", "[]", "null", "\0", '{"who": "a"}', '{"who": "a", "said": "b", "error": "x"}'])
+def test_a_failure_that_another_version_reports_is_one_too(text: str) -> None:
+    found = Failure.from_json(text)
+    assert (found.error, found.mistake) == (None, False)
+    own = Failure("rank 1", "failed", math.inf, "killed", b"pickled", mistake=True)
+    assert replace(Failure.from_json(own.to_json()), at=math.inf) == replace(own, error=None)
+
+
 @pytest.mark.job
 def test_a_mailbox_is_shared_and_read_once() -> None:
     mailbox = Mailbox()
@@ -61,3 +76,26 @@ def test_a_mailbox_is_shared_and_read_once() -> None:
             mailbox.leave(Result(threading.Lock()))
     finally:
         mailbox.close()
+
+
+def _shown(pieces: list[bytes], prefix: str | None, whole: bool) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        screen = io.StringIO(newline="")
+        patch.setattr(sys, "stdout", screen)
+        output = Output("stdout", prefix, whole)
+        for piece in [*pieces, b""]:
+            output.write(piece)
+        return screen.getvalue()
+
+
+@given(text=st.text(alphabet="aé\r\n", max_size=30), size=st.integers(1, 5))
+def test_no_output_is_lost_or_changed_in_pieces_of_any_size(text: str, size: int) -> None:
+    data = text.encode()
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    assert _shown(pieces, None, False) == text
+    assert _shown(pieces, "> ", True).replace("> ", "").removesuffix("\n") == text.removesuffix("\n")
+
+
+def test_a_progress_bar_is_redrawn_behind_its_prefix() -> None:
+    bar = [b"\r 10%", b"\r 20%", b"\r100%\n"]
+    assert _shown(bar, "[1] ", True) == "\r[1]  10%\r[1]  20%\r[1] 100%\n"

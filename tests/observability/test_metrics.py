@@ -1,4 +1,4 @@
-"""`--metrics-port`: a job is scraped as Prometheus does it; and the record that such a job leaves unasked."""
+"""What users see of a job with a slow rank: lines, the record that it leaves unasked, and `--metrics-port`."""
 
 import json
 import re
@@ -12,18 +12,20 @@ from urllib.request import urlopen
 import psutil
 import pytest
 import torch
-from jobs import mpirun, run, train
+from jobs import completed, mpirun, train
 from observed import ALONE, Observed
+from prometheus_client.parser import text_string_to_metric_families
 
 from cpudist.cli.main import main
 from cpudist.cli.parser import endpoint
 from cpudist.errors import UserError
+from cpudist.observability.metrics import Metrics
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import RunRecord
 from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.topology.identity import free_port
 
-# Rank 1 computes longer; rank 0 asks for the figures when both have published them.
+# Rank 0 asks for the figures when both ranks have published them.
 SCRIPT = """
 import sys, time, urllib.request
 import torch
@@ -31,13 +33,14 @@ import cpudist
 
 port, file = sys.argv[1:]
 world = cpudist.init()
-model = cpudist.wrap(torch.nn.Linear(8, 8))
+model = torch.nn.Linear(8, 8)
+model = torch.nn.parallel.DistributedDataParallel(model) if world.backend == "gloo" else cpudist.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(60):
-    time.sleep(0.05 * world.rank)
+for step in range(30):
+    time.sleep(0.5 if world.rank == 1 else 0.08)
     model(torch.ones(4, 8)).sum().backward()
     cpudist.step(optimizer)
-    figures = cpudist.log(loss=torch.tensor(1 / (step + 1)), samples=4)
+    cpudist.log(loss=torch.tensor(1 / (step + 1)), samples=4)
 if world.rank == 0:
     time.sleep(3)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page, open(file, "wb") as written:
@@ -53,42 +56,43 @@ def test_an_address_and_a_port() -> None:
 
 
 @pytest.mark.job
-def test_a_job_is_scraped_and_leaves_its_record_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+@pytest.mark.parametrize(("backend", "transport"), [("ccl", "shared memory"), ("gloo", "tcp")])
+def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_recorded_and_scraped(
+    backend: str, transport: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script, page, port = tmp_path / "own.py", tmp_path / "page.txt", str(free_port())
     script.write_text(SCRIPT)
-    command = mpirun(2, *train("--backend", "ccl", "--metrics-port", port, str(script), port, str(page)))
-    result = run(command, 120, {"CPUDIST_RUNS": str(tmp_path / "runs")}, tmp_path)
-    assert result.returncode == 0, result.output
+    command = mpirun(2, *train("--backend", backend, "--metrics-port", port, str(script), port, str(page)))
+    result = completed(command, 150, {"CPUDIST_RUNS": str(tmp_path / "runs")}, tmp_path)
+    (steps,) = re.findall(r"cpudist: rank 1 \(\S+\) makes the others wait: in (\d+) steps", result.stderr)
+    assert int(steps) <= 10, result.stderr
+    assert f"{backend} over {transport}, started in " in result.stderr
     assert f"cpudist: metrics at http://127.0.0.1:{port}/metrics\n" in result.stderr
 
     figures = _figures(page.read_text())
-    assert figures["cpudist_steps_total", "0"] == figures["cpudist_steps_total", "1"] == 60
-    assert figures["cpudist_waiting_seconds_total", "0"] > 60 * 0.04
+    assert figures["cpudist_steps_total", "0"] == figures["cpudist_steps_total", "1"] == 30
+    assert figures["cpudist_waiting_seconds_total", "0"] > 30 * 0.3
     (file,) = tmp_path.glob("runs/own-*/cpudist.json")
-    assert re.search(rf", 60 steps(; .*)?; record in runs/{file.parent.name}/cpudist.json\n", result.stderr)
     record = json.loads(file.read_text())
-    assert (record["exit"], record["loss"]["first"], len(record["losses"])) == ("completed", 1.0, 60)
+    assert (record["exit"], record["loss"]["first"], len(record["losses"])) == ("completed", 1.0, 30)
     assert record["samples_per_second"] == pytest.approx(2 * 4 / record["step_seconds"]["median"], rel=0.3)
     (waits, _), (delay, delays) = ([row[name] for row in record["waiting"]] for name in ("waits", "delays"))
     assert waits > 0.5
-    assert delay == 0 < delays
+    assert delay == 0
+    assert 0.6 < delays < 0.9
+    slowest = rf"rank 1 on \S+ made the others wait {100 * delays:.0f} % of the time, mostly in own\.py:12"
+    assert re.search(rf", 30 steps; {slowest}; record in runs/{file.parent.name}/cpudist.json\n", result.stderr)
     assert main(["summary", str(file.parent)]) == 0
     assert re.search(rf"^1 +\S+ +\d+% +{delays:.0%}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def _figures(page: str) -> dict[tuple[str, ...], float]:
     """Return the figures of a page by their name and rank."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {(one.name, *filter(None, [one.labels.get("rank")])): one.value for one in samples}
 
 
 def test_what_is_served_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
-    from cpudist.observability.metrics import Metrics
-
     job = Observed(restarts=3)
     pace = Pace(60, 9.0, 1.5, 1 << 20, 0.25, 7.5, 1 << 30, 0.1, 0, None, 8)
     job.ranks = {0: RankStatus(0, "h0", pace=pace), 1: RankStatus(1, "h1", pace=replace(pace, waited=None, bytes=None))}

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -36,30 +35,25 @@ def job() -> Iterator[Observed]:
 
 
 @pytest.fixture
-def record(job: Observed, tmp_path: Path) -> RunRecord:
-    record = RunRecord(job)
-    record.path = tmp_path / "deep" / "record.json"
-    return record
-
-
-def _fields(record: RunRecord, exit: Exit) -> dict[str, Any]:
-    """Return the fields of a record, without those that are the same in each."""
-    fields = record.as_dict(exit)
-    assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
-    assert (fields.pop("cpudist"), fields.pop("torch")) == (cpudist.__version__, torch.__version__)
-    assert fields.pop("pinning") == [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}]
-    assert {"launcher": "single", "hosts": ["here"], "world_size": 1, "backend": "gloo"}.items() <= fields.items()
-    assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
-    return {name: value for name, value in fields.items() if name not in ("launcher", "hosts", "world_size", "backend")}
+def record(job: Observed) -> RunRecord:
+    return RunRecord(job)
 
 
 def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/there/train.py", "--lr", "1"])
+    fields = record.as_dict("failed")
+    assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
+    assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
     unknown = ("transport", "dtype", "gradients", "gradient_times", "steps", "samples_per_second")
     unknown += ("communication_share", "waiting", "checkpoint")
-    assert _fields(record, "failed") == {
+    alone = {"launcher": "single", "hosts": ["here"], "world_size": 1, "backend": "gloo"}
+    assert fields == {
         **dict.fromkeys(unknown),
+        **alone,
+        "cpudist": cpudist.__version__,
+        "torch": torch.__version__,
         "command": ["train.py", "--lr", "1"],
+        "pinning": [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}],
         "network": {},
         "optimizations": [],
         "loss": {"first": None, "last": None},
@@ -83,7 +77,7 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeyp
     share = {rank: RankStatus(rank, f"h{rank}", pace=replace(PACE, communication_share=rank / 2)) for rank in (0, 1)}
     job.ranks = {**share, 2: RankStatus(2, "h2"), 3: RankStatus(3, "h3", pace=PACE)}
     record.note_waiting()
-    fields = _fields(record, "completed")
+    fields = record.as_dict("completed")
     expected = {
         "dtype": "bfloat16",
         "optimizations": ["ipex"],
@@ -133,24 +127,24 @@ def test_steps_of_an_own_loop_are_timed_from_the_first_on(job: Observed, record:
 
 @pytest.mark.parametrize(("rank", "ranks", "launcher"), [(0, 1, "single"), (1, 2, "mpich"), (0, 2, "notebook")])
 def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
-    rank: int, ranks: int, launcher: str, job: Observed, capsys: pytest.CaptureFixture[str]
+    rank: int, ranks: int, launcher: str, job: Observed, record: RunRecord, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = RunRecord(replace(job, world=World(rank, ranks, 0, 1, 0, 1, launcher, hosts=("here",))))
+    job.world = World(rank, ranks, 0, 1, 0, 1, launcher, hosts=("here",))
     record.begin()
     record.write("completed")
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("exit", ["completed", "interrupted", "failed"])
-@pytest.mark.parametrize("carriers", [None, "shared memory"])
+@pytest.mark.parametrize(
+    ("exit", "carriers"), [("completed", None), ("interrupted", "shared memory"), ("failed", "shared memory")]
+)
 def test_rank_0_says_what_has_started_and_how_it_has_ended(
-    exit: Exit, carriers: str | None, job: Observed, monkeypatch: pytest.MonkeyPatch,
+    exit: Exit, carriers: str | None, job: Observed, record: RunRecord, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     job.world = World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=tuple(f"n{host}" for host in range(5)))
     monkeypatch.setattr(job.backend, "carriers", lambda: carriers)
     monkeypatch.chdir(tmp_path)
-    record = RunRecord(job)
     record.write_to(tmp_path / "record.json")
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "running", "also if the job is killed"
     record.begin()
@@ -166,8 +160,7 @@ def test_rank_0_says_what_has_started_and_how_it_has_ended(
     assert not ended, "the report of a failure is the last line"
 
 
-def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(job: Observed) -> None:
-    record = RunRecord(job)
+def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(record: RunRecord) -> None:
     record.stragglers = {1: "train.py:91", 2: "", 3: "data.py:5"}
     delays = {0: 0.9, 1: 0.04, 2: 0.3, 3: 0.2}
     record.waiting = [{"rank": rank, "host": f"h{rank}", "delays": delay} for rank, delay in delays.items()]
@@ -178,9 +171,8 @@ def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(job: Obse
     assert record._slowest() == ""
 
 
-def test_an_own_loop_logs_what_trainer_logs(job: Observed) -> None:
+def test_an_own_loop_logs_what_trainer_logs(job: Observed, record: RunRecord) -> None:
     job.world = replace(job.world, size=2)
-    record = RunRecord(job)
     assert record.log(0.5, 16) == {"loss": 0.5}, "the speed is not known"
     for number in range(1, 5):
         job.counter.steps = 10 * number  # logged in every tenth step
@@ -194,9 +186,9 @@ def test_an_own_loop_logs_what_trainer_logs(job: Observed) -> None:
 
 
 def test_other_users_cannot_read_the_file_while_it_is_replaced(
-    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+    record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record.path.parent.mkdir()
+    record.path = tmp_path / "record.json"
     record.path.touch(mode=0o644)  # of a version that let them
     record.path.with_name(f".{record.path.name}.{os.getpid()}").touch(mode=0o644)  # of a killed process with this id
     modes = []
@@ -206,11 +198,11 @@ def test_other_users_cannot_read_the_file_while_it_is_replaced(
     record.write("completed")
     assert [mode & 0o777 for mode in (*modes, record.path.stat().st_mode)] == [0o600] * 3
     assert json.loads(record.path.read_text())["exit"] == "completed"
-    assert [path.name for path in record.path.parent.iterdir()] == ["record.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, tmp_path: Path) -> None:
-    record.path, folder = None, tmp_path / "out"
+    folder = tmp_path / "out"
     record.leave_in(folder)
     record.write("failed")
     assert not folder.exists()
@@ -222,20 +214,22 @@ def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, 
     assert json.loads((folder / "cpudist.json").read_text())["exit"] == "failed"
 
 
-def test_without_a_named_place_a_run_has_a_folder_of_its_own(
-    job: Observed,
-    record: RunRecord,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_without_a_named_place_a_run_has_a_folder_of_its_own_if_it_has_trained(
+    job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record.path = None
-    record.name_run("examples/train.py", "runs")
+    record, untrained = RunRecord(job), RunRecord(replace(job, world=replace(job.world, size=2)))
+    untrained.name_run("check.py", "runs")
+    untrained.begin()
     for exit in ("failed", "completed"):
-        record.write(exit)
-        assert not (tmp_path / "runs").exists(), "nothing was trained"
+        untrained.write(exit)
+    assert "no record, since it made no optimizer step" in capsys.readouterr().err
     job.counter.steps = 5
+    record.name_run("train.py", "")
+    record.name_run("", "runs")  # in a notebook
+    record.write("completed")
+    assert (record.path, list(tmp_path.iterdir())) == (None, [])
+    record.name_run("examples/train.py", "runs")
     monkeypatch.chdir("/")  # as a script may
     record.write("completed")
     (file,) = tmp_path.glob("runs/*/cpudist.json")
@@ -244,32 +238,12 @@ def test_without_a_named_place_a_run_has_a_folder_of_its_own(
     assert re.fullmatch(rf"cpudist: completed after .*, 5 steps; record in {str(file)[1:]}\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("program", "runs"), [("train.py", ""), ("", "runs")])
-def test_without_a_folder_or_in_a_notebook_there_is_none(record: RunRecord, program: str, runs: str) -> None:
-    record.path, record.training.counter.steps = None, 5
-    record.name_run(program, runs)
-    record.write("completed")
-    assert record.path is None
-
-
-def test_a_job_that_trained_nothing_says_why_it_leaves_none(
-    job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job.world = replace(job.world, size=2)
-    record = RunRecord(job)
-    record.name_run("check.py", str(tmp_path / "runs"))
-    record.begin()
-    record.write("completed")
-    assert "no record, since it made no optimizer step" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_job_ends_though_its_record_cannot_be_written(
-    named: bool, record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    named: bool, job: Observed, record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs").touch()  # where the folder would be
-    record.path, record.training.counter.steps = (tmp_path / "runs" / "record.json" if named else None), 5
+    record.path, job.counter.steps = (tmp_path / "runs" / "record.json" if named else None), 5
     record.name_run("train.py", str(tmp_path / "runs"))
     record.write("failed")
     record.write("completed")
@@ -289,8 +263,10 @@ def test_a_device_is_written_to_and_not_replaced(record: RunRecord, tmp_path: Pa
     assert pipe.is_fifo()
 
 
-def test_a_restart_knows_what_the_attempts_before_it_have_done(job: Observed, record: RunRecord) -> None:
-    file = record.path
+def test_a_restart_knows_what_the_attempts_before_it_have_done(
+    job: Observed, record: RunRecord, tmp_path: Path
+) -> None:
+    record.path = file = tmp_path / "deep" / "record.json"
     job.counter.steps = 30
     record.write("failed")
     job.restarts = 2

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -30,9 +30,25 @@ from cpudist.observability.rank_answers import RankStacks, ask_ranks
 from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer, read_pipe
 from cpudist.waiting import poll
 
+Serve = Callable[..., StackServer]
 
-def asked(pid: int) -> list[str]:
-    return [one.text for one in ask_ranks() if f"process {pid})" in one.text]
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Make this process answer as a rank, until the test has ended."""
+    servers = []
+
+    def serve(rank: int = 0, size: int = 1, status: Callable[[], str] = lambda: "here") -> StackServer:
+        servers.append(StackServer("again", rank, size, f"rank {rank} on h0", status))
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.stop()
+
+
+def asked() -> list[str]:
+    return [one.text for one in ask_ranks() if f"process {os.getpid()})" in one.text]
 
 
 def _shown(*words: str) -> str:
@@ -108,41 +124,28 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
     assert [row["steps"] for row in rows] == [0, 0, None, None, None]
 
 
-@pytest.mark.job
-def test_the_signal_makes_a_rank_write_its_stacks_and_go_on() -> None:
-    def script() -> None:
-        answers = StackServer("signal", 5, 8, "rank 5 on h1", lambda: "in the text")
-        os.kill(os.getpid(), SIGNAL)
-        assert poll(lambda: not select.select([answers._reader], [], [], 0)[0], 10)
-        answers.stop()
-        os.write(2, b"went on")
-
-    ((status, output),) = fork_ranks(script, 1)
-    heading = r"cpudist: rank 5 on h1 \(process \d+\): in the text\n"
-    assert re.fullmatch(rf"{heading}.*\(most recent call first\):(?s:.*) in script\n(?s:.*)went on", output), output
-    assert status == 0
-
-
-@pytest.mark.parametrize("stream", ["closed", None, "replaced"])
-def test_a_rank_without_standard_error_answers_also_after_the_signal(
-    stream: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stream", ["as it is", "closed", None, "replaced"])
+def test_the_signal_makes_a_rank_write_its_stacks_and_go_on_also_without_standard_error(
+    stream: str | None, serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    replaced = open(os.devnull, "w") if stream == "closed" else stream  # noqa: SIM115
-    if stream == "closed":
-        replaced.close()
-    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
-    monkeypatch.setattr(sys, "stderr", replaced)
+    answers = serve()
+    if stream != "as it is":
+        with open(os.devnull, "w") as closed:
+            pass
+        monkeypatch.setattr(sys, "stderr", closed if stream == "closed" else stream)
     os.kill(os.getpid(), SIGNAL)
     assert poll(lambda: not select.select([answers._reader], [], [], 0)[0], 10), "the thread has read the stacks"
-    assert len(asked(os.getpid())) == 1
-    answers.stop()
+    assert len(asked()) == 1
+    heading = rf"cpudist: rank 0 on h0 \(process {os.getpid()}\): here\n"
+    shown = rf"{heading}.*\(most recent call first\):\n(?s:.*) in test_(?s:.*)" if stream == "as it is" else ""
+    assert re.fullmatch(shown, capsys.readouterr().err)
 
 
-def test_an_answer_has_status_figures_and_stacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_has_status_figures_and_stacks(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     waits = threading.Event()
     other = threading.Thread(target=waits.wait, name="other")
     other.start()
-    answers = StackServer("again", 3, 8, "rank 3 on h0", lambda: "here")
+    answers = serve(3, 8)
     assert ask_ranks([1]) == []
     figures = {"host": "h0", "at": 1.5, "steps": 3, "waited": None, "losses": [1.0]}
     answers.figures = lambda: {**figures, "memory": "much", "unknown": 1}
@@ -152,13 +155,11 @@ def test_an_answer_has_status_figures_and_stacks(capsys: pytest.CaptureFixture[s
     rank_answers.main()
     assert RankStacks.list_of(json.loads(capsys.readouterr().out))
     waits.set()
-    answers.stop()
     assert (one.address, one.user) == (StackAddress("again", 3, 8, answers._reader), os.getuid())
     assert one.figures == figures
     heading = f"rank 3 on h0 (process {os.getpid()}): here\n"
-    assert re.match(rf"{re.escape(heading)}  MainThread:\n(?s:.*)test_stacks\.py(?s:.*)\n  other:\n", one.text), (
-        one.text
-    )
+    stacks = r"  MainThread:\n(?s:.*)test_stacks\.py(?s:.*)\n  other:\n"
+    assert re.match(re.escape(heading) + stacks, one.text), one.text
     assert shown.startswith(f"cpudist: {heading}")
     assert "\n  other:\n" in shown
 
@@ -177,13 +178,13 @@ def test_a_pipe_is_read_until_it_pauses() -> None:
     os.close(reader)
 
 
-def test_after_stop_nobody_answers_and_files_are_closed() -> None:
+def test_after_stop_nobody_answers_and_files_are_closed(serve: Serve) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):  # a process may join one job after the other
-        answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
-        assert len(asked(os.getpid())) == 1
+        answers = serve()
+        assert len(asked()) == 1
         answers.stop()
-        assert asked(os.getpid()) == []
+        assert asked() == []
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -232,33 +233,24 @@ def test_a_forked_child_lets_go_once(tmp_path: Path) -> None:
         (lambda: "a file \udcff", ": a file ?\n"),
     ],
 )
-def test_any_status_is_shown_with_the_stacks(status: Callable[[], str], shown: str) -> None:
-    answers = StackServer("again", 0, 1, "rank 0 on h0", status)
+def test_any_status_is_shown_with_the_stacks(status: Callable[[], str], shown: str, serve: Serve) -> None:
+    serve(status=status)
     for _ in range(2):
-        (text,) = asked(os.getpid())
+        (text,) = asked()
         assert f"rank 0 on h0 (process {os.getpid()}){shown}" in text
         assert "MainThread" in text
-    answers.stop()
 
 
-@given(
-    st.builds(
-        StackAddress,
-        st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
-        *[st.integers(0, 10**6)] * 3,
-    )
-)
-def test_names_of_sockets_and_back(address: StackAddress) -> None:
+_JOBS, _NUMBERS = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40), st.integers(0, 10**6)
+
+
+@given(st.builds(StackAddress, _JOBS, _NUMBERS, _NUMBERS, _NUMBERS))
+def test_names_of_sockets_and_back_and_no_others(address: StackAddress) -> None:
     assert StackAddress.of("@" + address.socket_name()[1:]) == address
+    assert StackAddress.of("/run/" + address.socket_name()[1:]) is None
 
 
-def test_another_users_process_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+def test_another_users_process_is_not_believed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert asked(os.getpid()) == []
-    answers.stop()
-
-
-def test_other_sockets_are_not_taken_for_ranks() -> None:
-    assert StackAddress.of("@/tmp/.X11-unix/X0") is None
-    assert StackAddress.of("/run/cpudist/rank/1.2.3.a") is None
+    assert asked() == []

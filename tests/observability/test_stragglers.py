@@ -4,13 +4,11 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import mpirun, run, train
 from observed import Observed
 
 from cpudist.launchers import Placement
@@ -184,71 +182,3 @@ def test_rank_0_reads_after_its_second_step_and_then_after_each() -> None:
     stragglers.compare({rank: RankStatus(rank, "h0", pace=FIRST) for rank in range(2)})
     assert [stragglers.are_due(steps) for steps in (2, 3)] == [False, True]
     job.changes.undo()
-
-
-_SCRIPT = """
-import sys, time
-import torch
-import cpudist
-
-world = cpudist.init()
-model = torch.nn.Linear(8, 8)
-model = torch.nn.parallel.DistributedDataParallel(model) if sys.argv[1:] else cpudist.wrap(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(30):
-    time.sleep(0.5 if world.rank == 1 else 0.08)
-    model(torch.ones(4, 8)).sum().backward()
-    cpudist.step(optimizer)
-cpudist.shutdown()
-"""
-
-
-@pytest.mark.job
-@pytest.mark.parametrize(("backend", "words"), [("ccl", []), ("gloo", ["own DDP"])])
-def test_a_rank_that_is_six_times_as_slow_is_named_within_ten_steps_and_at_the_end(
-    backend: str, words: list[str], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT)
-    result = run(mpirun(2, *train("--backend", backend, str(script), *words)), timeout=100)
-    assert result.returncode == 0, result.output
-    (steps,) = re.findall(
-        r"^cpudist: rank 1 \(\S+\) makes the others wait: in (\d+) steps", result.stderr, re.MULTILINE
-    )
-    assert int(steps) <= 10, result.stderr
-    assert f"{backend} over {'tcp' if backend == 'gloo' else 'shared memory'}, started in " in result.stderr
-    end = r"completed after .*; rank 1 on \S+ made the others wait (\d+) % of the time, mostly in script.py:11"
-    shares = re.findall(end, result.stderr)
-    assert len(shares) == 1, result.stderr
-    assert 60 < int(shares[0]) < 90
-
-
-_ONE_RANK = """
-import time
-import torch
-import cpudist
-from cpudist import job
-
-world = cpudist.init()
-model = cpudist.wrap(torch.nn.Linear(8, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-begin = time.monotonic()
-steps = 0
-while steps < 55 or time.monotonic() - begin < 13:
-    model(torch.ones(4, 8)).sum().backward()
-    optimizer.step()
-    time.sleep(0.2)
-    steps += 1
-time.sleep(3)
-assert job.require().statuses()[0].pace.steps == steps, "the heartbeat publishes"
-cpudist.shutdown()
-"""
-
-
-@pytest.mark.job
-def test_one_rank_keeps_its_heartbeat(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(_ONE_RANK)
-    result = run(mpirun(1, *train("--backend", "ccl", "--stall", "8", str(script))), timeout=100)
-    assert result.returncode == 0, result.output
-    assert "warning" not in result.stderr, result.output

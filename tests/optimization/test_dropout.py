@@ -2,13 +2,11 @@
 
 import copy
 import io
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jobs
 import numpy as np
 import pytest
 import torch
@@ -258,11 +256,8 @@ def test_optimize_and_its_second_thought(alone: None) -> None:
     assert drawn == [False, False, True]
 
 
-def test_a_model_without_dropout_stays_as_it_is() -> None:
+def test_slower_than_torchs_and_where_there_is_no_dropout_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dropout.divide(nn.Sequential(nn.Linear(1, 1)))
-
-
-def test_slower_than_torchs_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropout, "_FASTER", 0)
     model, state = nn.Sequential(nn.Dropout()), torch.get_rng_state()
     assert not dropout.divide(model)
@@ -341,24 +336,3 @@ def test_a_compiled_vmap_draws_as_it_says(backend: str, randomness: str) -> None
     assert torch.equal(drawn, _seeded(lambda: compiled(leaf)))
     assert (drawn == 0).float().mean().item() == pytest.approx(0.5, abs=0.01)
     assert torch.equal(*drawn) is (randomness == "same")
-
-
-@pytest.mark.job
-def test_each_rank_draws_by_its_own_seed() -> None:
-    program = """
-import cpudist, torch
-from cpudist.optimization import dropout
-world = cpudist.init("gloo")
-dropout._load()
-masks = []
-for seed in (7, world.rank):
-    torch.manual_seed(seed)
-    mask = torch.ops.cpudist.dropout(torch.ones(40000), 0.5, True)
-    both = [torch.empty_like(mask) for _ in range(2)]
-    torch.distributed.all_gather(both, mask)
-    masks.append(torch.equal(*both))
-if world.rank == 0:
-    print(masks)
-"""
-    result = jobs.run([*jobs.mpirun(2, sys.executable), "-c", program], 120)
-    assert "[True, False]" in result.stdout, result.output

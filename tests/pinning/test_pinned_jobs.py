@@ -1,4 +1,4 @@
-"""Real jobs: the mask of every thread of every rank, read back from /proc while it trains."""
+"""Real jobs under `cpudist-train` and of scripts that call `cpudist.init`: the mask of every thread, from /proc."""
 
 import dataclasses
 import json
@@ -21,37 +21,48 @@ from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
 pytestmark = pytest.mark.job
 
-PROBE = str(Path(__file__).parent / "checks" / "probe.py")
+PLACEMENT = str(Path(__file__).parent / "checks" / "placement.py")
 CPUS = sorted(os.sched_getaffinity(0))
 
 
-def plan(ranks: int = 2) -> Plan:
-    found = make_plan(this_machine({}), PlanOptions(ranks))
-    if len(found.ranks[0].cpus) * ranks > len(CPUS) or not found.pinned:
+def plan() -> Plan:
+    """Return the plan of two ranks on this machine."""
+    found = make_plan(this_machine({}), PlanOptions(2))
+    if len(CPUS) < 2 or not found.pinned:
         pytest.skip("needs two cores, and no CPU quota")
     return found
 
 
+Ranks = list[dict[str, Any]]
+
+
+def ranks_of(done: jobs.Result) -> Ranks:
+    """Return what each rank says of itself, in rank order."""
+    lines = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
+    return sorted(lines, key=lambda line: int(line["rank"]))
+
+
 def probe(
     launcher: list[str], *options: str, env: Mapping[str, str] | None = None, warns: str = "", ranks: int = 2
-) -> list[dict[str, Any]]:
-    """Return what each rank under `launcher` says of itself, in rank order."""
-    done = jobs.completed([*launcher, *jobs.train("--backend", "gloo", *options, PROBE, "one", "two words")], 120, env)
+) -> Ranks:
+    """Train under `launcher` and `cpudist-train`; return what each rank says of itself."""
+    words = jobs.train("--backend", "gloo", *options, PLACEMENT, "train", "two words")
+    done = jobs.completed([*launcher, *words], 120, env)
     assert (warns in done.stderr) if warns else ("warning: " not in done.stderr.replace("Warning", "")), done.output
-    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
-    assert sorted(rank["rank"] for rank in found) == list(range(ranks)), done.output
-    assert all(rank["argv"] == ["one", "two words"] for rank in found)
-    return sorted(found, key=lambda rank: int(rank["rank"]))
+    found = ranks_of(done)
+    assert [rank["rank"] for rank in found] == list(range(ranks)), done.output
+    assert all(rank["argv"] == ["train", "two words"] for rank in found)
+    return found
 
 
-def check(found: list[dict[str, Any]], expected: Plan) -> None:
+def check(found: Ranks, expected: Plan) -> None:
     """Every thread of every rank is where the plan has it, and tcmalloc is its allocator, if it is installed."""
     there = wanted_allocator({}) is not None
     for rank, share in zip(found, expected.ranks, strict=True):
         assert rank["main"] == list(share.cpus)
         assert rank["omp_threads"] == share.omp_threads == len(share.cpus)
         assert (rank["preloaded"], rank["tcmalloc"]) == (there, there)
-        for mask in rank["threads"]:
+        for mask in rank["masks"]:
             assert set(mask) <= set(share.mask), rank
 
 
@@ -157,3 +168,80 @@ def test_it_starts_again_once_and_never_twice(tmp_path: Path) -> None:
     lines = [line for line in starts.read_text().splitlines() if "cpudist-train" in line]
     parents, children = ([line for line in lines if name in line] for name in ("parent.py", "child.py"))
     assert (len(parents), len(set(parents)), len(children)) == (2, 1, 1), lines
+
+
+def run_jobs(command: list[str], env: Mapping[str, str] | None = None) -> tuple[dict[str, Ranks], list[str]]:
+    """Run a script that calls `cpudist.init`; return what its ranks say for each kind of job, and the warnings."""
+    done = jobs.completed(command, 180, env)
+    found: dict[str, Ranks] = {}
+    for rank in ranks_of(done):
+        found.setdefault(rank["kind"], []).append(rank)
+    return found, [line for line in done.stderr.splitlines() if "warning: " in line]
+
+
+def test_jobs_one_after_the_other_in_the_same_processes() -> None:
+    """Each rank is where the plan has it during a job, and where it was before after it."""
+    shares = plan().ranks
+    found, (warning,) = run_jobs(jobs.torchrun(2, PLACEMENT, "plain", "off", "3"))
+    for rank, share in zip(found["plain"], shares, strict=True):
+        assert {cpu for mask in rank["during"]["masks"] for cpu in mask} <= set(share.mask), rank
+        assert rank["during"]["omp_threads"] == share.omp_threads
+        assert rank["before"]["masks"][0] == rank["after"]["masks"][0] == rank["after"]["masks"][-1] == CPUS
+        for name in ("omp_threads", "OMP_NUM_THREADS", "policy"):
+            assert rank["after"][name] == rank["before"][name], name
+
+    for rank in found["off"]:
+        assert rank["before"]["masks"][0] == rank["during"]["masks"][-1] == CPUS
+        assert rank["before"]["omp_threads"] == rank["during"]["omp_threads"] == 1
+
+    assert [rank["during"]["omp_threads"] for rank in found["3"]] == [3, 3], "what the script has chosen stays"
+    assert "3 threads share 1 CPU of a rank; set torch.set_num_threads to 1" in warning
+
+
+def test_threads_that_openmp_has_bound_stay() -> None:
+    plan()
+    variables = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"}
+    found, warnings = run_jobs(jobs.torchrun(2, PLACEMENT, "plain"), variables)
+    assert all(mask in rank["during"]["masks"] for rank in found["plain"] for mask in rank["before"]["masks"])
+    assert warnings == []
+
+
+def test_the_variable_is_named_where_mkl_has_lowered_its_number() -> None:
+    """A guide's number of threads is for the guide's machines; torch takes as many as there are cores."""
+    found, (line,) = run_jobs(jobs.mpirun(2, sys.executable, PLACEMENT, "off", "plain"), {"OMP_NUM_THREADS": "1000"})
+    assert found["plain"][0]["during"]["omp_threads"] == found["off"][0]["during"]["omp_threads"]
+    assert line.endswith(" of a rank; set OMP_NUM_THREADS to 1")
+
+
+# A rank with a core for data, as in plans of larger machines: no core to poll on. Before, a thread that other code has
+# placed, as an MPI library may do with its progress thread, stays there.
+_OWN_PLAN = """
+import os, threading
+from cpudist import launchers
+from cpudist.backends.ccl import extension
+from cpudist.job import start_job
+from cpudist.job.job_options import JobOptions
+from cpudist.pinning import Pinning
+from cpudist.topology.pinning_plan import RankPlan
+
+def thread():
+    started = threading.Thread(target=done.wait, daemon=True)
+    started.start()
+    return started.native_id
+
+first, second, *_ = sorted(os.sched_getaffinity(0))
+done = threading.Event()
+placed, free = thread(), thread()
+os.sched_setaffinity(placed, {second})
+plan = RankPlan(0, (first,), 1, data_cpus=(second,), numa_nodes=(0,))
+job = start_job(launchers.detect(), JobOptions(backend="ccl", timeout=60), Pinning(plan, bound=True))
+places = ((0, first), (free, first), (placed, second))
+print(extension.load().polls(), *(os.sched_getaffinity(thread) == {cpu} for thread, cpu in places))
+job.shutdown()
+done.set()
+"""
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")
+def test_a_core_for_data_is_none_to_poll_on_and_a_placed_thread_stays() -> None:
+    assert jobs.completed([sys.executable, "-c", _OWN_PLAN], timeout=120).stdout == "False True True True\n"

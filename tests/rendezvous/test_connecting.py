@@ -1,21 +1,33 @@
 """How ranks find their store, with MPI and without; that of real launchers: tests/job/test_job.py."""
 
+import json
+import math
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from clocks import Clock
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from serving import TOKEN, Serving
+from torch.distributed import TCPStore
 
-from cpudist import rank_process
-from cpudist.errors import UserError
-from cpudist.launchers import InStore, OverMpi, Placement
-from cpudist.rendezvous import Rendezvous, connect, connecting, mpi
-from cpudist.topology.identity import addresses
+from cpudist import rank_process, waiting
+from cpudist.errors import StartupTimeout, UserError
+from cpudist.launchers import AtAddress, InStore, OverMpi, Placement
+from cpudist.rendezvous import connect, connecting, mpi
+from cpudist.store import Address, Connection, keepalive_timeout
+from cpudist.store import client as client_module
+from cpudist.store.process import StoreProcess
+from cpudist.topology.identity import addresses, free_port
 
-INTEL = SimpleNamespace(size=2, rank=1)
+FIRST, SECOND = (Placement(rank, 2, node_rank=0, node_count=1) for rank in range(2))
 
 
 def test_jobs_and_attempts_in_one_store_do_not_meet(server: Serving) -> None:
@@ -31,8 +43,6 @@ def test_jobs_and_attempts_in_one_store_do_not_meet(server: Serving) -> None:
         other.close()
     assert [one.store.get("key").decode().split() for one in found] == [[*place] for place in places]
     assert len({one.port for one in found}) == 3, "for the scripts of each"
-    with pytest.raises(UserError, match=r"rank 0 is in the job at .* already"):
-        connect(where, Placement(0, 2), "0", 5)
     with pytest.raises(UserError):
         connect(InStore("127.0.0.1", server.port, "3", "another"), Placement(0, 2), "0", 0.1)
     for one in found:
@@ -83,24 +93,19 @@ def test_rank_0_tells_its_address(machines: int, interface: str | None, monkeypa
     assert first.port == second.port != first.server.port > 1023
     assert len(first.address.token) == 32
     everywhere = machines == 2 and interface is None
-    assert _listening(first) & {"::", "0.0.0.0"} if everywhere else _listening(first) == {*hosts}
+    connections = psutil.Process(first.server._process.pid).net_connections()
+    listening = {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+    assert listening & {"::", "0.0.0.0"} if everywhere else listening == {*hosts}
     first.store.set("key", "value")
     assert second.store.get("key") == b"value"
     second.close(), first.close()
 
 
-def _listening(one: Rendezvous) -> set[str]:
-    """Return the addresses at which the store's process listens."""
-    import psutil
-
-    connections = psutil.Process(one.server._process.pid).net_connections()
-    return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
-
-
 def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(COMM_WORLD=INTEL, Get_library_version=lambda: "MPI 1.0\0\nbuilt today")
+    world = SimpleNamespace(size=2, rank=1)
+    library = SimpleNamespace(COMM_WORLD=world, Get_library_version=lambda: "MPI 1.0\0\nbuilt today")
     monkeypatch.setattr(mpi, "initialise", lambda *_, **__: library)
-    assert mpi.join(OverMpi(), Placement(1, 2), 5) is INTEL
+    assert mpi.join(OverMpi(), Placement(1, 2), 5) is world
     for placement in (Placement(0, 2), Placement(1, 3)):
         with pytest.raises(UserError, match=r"MPI says rank 1 of 2: MPI 1\.0 is not"):
             mpi.join(OverMpi(), placement, 5)
@@ -125,3 +130,102 @@ def test_a_process_that_a_rank_has_started_is_no_rank(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rank_process, "started_by_rank", lambda: True)
     with pytest.raises(UserError, match="cannot be that rank too"):
         mpi.join(OverMpi(), Placement(0, 1), 5)
+
+
+def test_one_rank_reports_that_rank_0_is_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    address = AtAddress("127.0.0.1", free_port())
+    for rank in (1, 2):
+        with pytest.raises(StartupTimeout):
+            connect(address, Placement(rank, 3), "0", timeout=0.5)
+    line = f"cpudist: rank 1: waiting for rank 0 at 127.0.0.1:{address.port}, for at most 0.5 s\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(("name_known", "seconds"), [(True, 8), (False, 300)])
+def test_an_unknown_name(name_known: bool, seconds: float, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """A pod's name appears with the pod; the names of Slurm's nodes are there before the job."""
+
+    def unknown(*_: object, **__: object) -> socket.socket:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    clock.drives(client_module)
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    begin = clock.now
+    with pytest.raises(StartupTimeout, match=r"n1 \(Name or service not known\); add the name"):
+        connect(AtAddress("n1", 15217, name_known=name_known), Placement(1, 2), "0", timeout=300)
+    assert seconds <= clock.now - begin <= seconds + 1
+
+
+@pytest.mark.job
+def test_another_jobs_rank_is_not_taken_for_ours() -> None:
+    """Two jobs with the same MASTER_PORT and no token: the second one's rank 1 finds the first one's store."""
+    address = AtAddress("127.0.0.1", free_port())
+    first = connect(address, Placement(0, 2), "0", timeout=5, interface="lo")
+    assert connecting._server_at(address, "lo").port == address.port, "the one that has started"
+    connect(address, Placement(1, 2), "0", timeout=5)
+    with pytest.raises(UserError, match=r"rank 1 is in the job at .* already: another job uses this port"):
+        connect(address, Placement(1, 2), "0", timeout=5)
+    first.close()
+
+
+@pytest.mark.job
+def test_a_rank_that_is_refused_pauses_ever_longer(agent: TCPStore, clock: Clock) -> None:
+    """Under torchrun, whose agent's store still has the address of the last attempt."""
+    address = AtAddress("127.0.0.1", agent.port, served=True)
+    first = connect(address, FIRST, "0", timeout=30)
+    second = connect(address, SECOND, "0", timeout=30)
+    begin = clock.now
+    with pytest.raises(UserError, match=r"rank 1 is in the job at .* already"):
+        connect(address, SECOND, "0", timeout=300)
+    assert 300 <= clock.now - begin <= 303
+    assert 10 < first.store.add("arrived/1", 0) < 170
+    second.close()
+    first.close()
+
+
+@pytest.mark.job
+def test_whoever_reads_the_agents_store_needs_the_token_of_the_user(agent: TCPStore) -> None:
+    """torchrun's agents serve that store without any authentication."""
+    address = AtAddress("localhost", agent.port, served=True, token="the user's")
+    first = connect(address, FIRST, "0", timeout=20)
+    offer = json.loads(agent.get("cpudist/0"))
+    assert (offer["hosts"], len(offer["token"])) == (["127.0.0.1"], 64), "all ranks are on one host"
+    for token in (bytes.fromhex(offer["token"]), b"the user's", b""):
+        with pytest.raises(StartupTimeout, match="another job"):
+            Connection(Address(("127.0.0.1",), offer["port"], token, 5), 0.1)
+    with pytest.raises(UserError):
+        connect(replace(address, token=""), SECOND, "0", timeout=1)
+    second = connect(address, SECOND, "0", timeout=20)
+    first.store.set("key", "value")
+    assert second.store.get("key") == b"value"
+    assert (second.host, second.port) == ("localhost", agent.port), "MASTER_ADDR and MASTER_PORT stay the agent's"
+    second.close(), first.close()
+
+
+@pytest.mark.job
+def test_an_address_of_another_version_is_an_error_in_time(agent: TCPStore, clock: Clock) -> None:
+    agent.set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
+    with pytest.raises(UserError, match="rank 1 cannot reach the others"):
+        connect(AtAddress("127.0.0.1", agent.port, served=True), Placement(1, 2), "0", timeout=30)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(max_value=5.0), st.sampled_from(["127.0.0.1", "..", "\udcff", "a" * 70]))
+def test_whatever_the_timeout_it_says_that_rank_0_cannot_be_reached(clock: Clock, timeout: float, host: str) -> None:
+    with pytest.raises(StartupTimeout, match="rank 0 cannot be reached"):
+        Connection(Address((host,), free_port(), b"", 5), timeout)
+
+
+@pytest.mark.job
+def test_whatever_the_timeout_a_store_that_answers_is_reached(clock: Clock) -> None:
+    store = StoreProcess(["127.0.0.1"], 0, b"", 5)
+    for timeout in (-1e9, -0.5, 0.0, 1e-9, math.nan, 1e9, 1e300, math.inf):
+        one = Connection(Address(("127.0.0.1",), store.port, b"", keepalive_timeout(timeout)), timeout)
+        one.set({"there": b"1"})
+        assert one.wait_all(["there"], timeout)
+        assert timeout > 1 or not one.wait_any(["missing"], timeout)
+        one.close()
+    store.close()

@@ -60,38 +60,24 @@ class Hosts:
             group.limit("cpuset", cpuset__cpus=str(index % (os.cpu_count() or 1)))
             self.bed.join(f"h{index}", group)
 
-    def run(self, name: str, hosts: int, scheme: str) -> dict[str, Any]:
-        """Train on the first hosts together, and return the record."""
-        file, names = self._folder / f"{name}.json", ",".join(list(self.bed.addresses)[:hosts])
-        command = [str(jobs.BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1"]
-        command += _command(file, scheme, _STEPS)
-        ended = self.bed.run("h0", self._groups[0].inside(command), _SECONDS)
-        if ended.returncode:
-            sys.exit(ended.output)
-        return _read(file)
-
-    def run_alone(self, name: str, hosts: int) -> dict[str, Any]:
-        """Train on each of the first hosts by itself, all at the same time; return the record of the slowest."""
-        files = [self._folder / f"{name}-{index}.json" for index in range(hosts)]
-        running = [
-            self.bed.start(f"h{index}", group.inside(_command(file, "none", _STEPS_ALONE)), file.with_suffix(".log"))
-            for index, (group, file) in enumerate(zip(self._groups, files, strict=False))
-        ]
+    def train(self, hosts: int, scheme: str = "") -> dict[str, Any]:
+        """Return the record of the first hosts; without a scheme the slowest of those that train alone at one time."""
+        names = list(self.bed.addresses)[:hosts]
+        together = [str(jobs.BIN / "mpirun"), "-hosts", ",".join(names), "-n", str(hosts), "-ppn", "1"]
+        files = [self._folder / f"{name}.json" for name in (names[:1] if scheme else names)]
+        running = []
+        for name, group, file in zip(names, self._groups, files, strict=False):
+            steps = str(_STEPS if scheme else _STEPS_ALONE)
+            command = jobs.train("--record", str(file), "--compress", scheme or "none", __file__, "train", steps)
+            command = group.inside(together + command if scheme else command)
+            running.append(self.bed.start(name, command, file.with_suffix(".log")))
         if any(process.wait(_SECONDS) for process in running):
             sys.exit("".join(file.with_suffix(".log").read_text() for file in files))
-        return max(map(_read, files), key=_step)
-
-
-def _command(record: Path, scheme: str, steps: int) -> list[str]:
-    return jobs.train("--record", str(record), "--compress", scheme, __file__, "train", str(steps))
+        return max((json.loads(file.read_text()) for file in files), key=_step)
 
 
 def _step(record: dict[str, Any]) -> float:
     return float(record["step_seconds"]["median"])
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
 
 
 def main() -> None:
@@ -110,23 +96,18 @@ def main() -> None:
         for rate in options.rates.split(","):
             bed.bed.limit(rate)
             for hosts in numbers:
-                alone = bed.run_alone(f"{rate}-{hosts}-alone", hosts)
+                alone = bed.train(hosts)
                 print(f"1 of {hosts} hosts alone: {_step(alone):.3f} s", flush=True)
                 for scheme in ("none", "bf16", "int8"):
-                    run = bed.run(f"{rate}-{hosts}-{scheme}", hosts, scheme)
-                    errors.append(_compare(alone, run, rate, hosts, scheme))
+                    run = bed.train(hosts, scheme)
+                    expected = forecast.forecast(alone, hosts, scheme, network_rate(rate))
+                    errors.append(expected.step / _step(run) - 1)
+                    memory = f"memory {expected.memory >> 20} and {run['memory'] >> 20} MB"
+                    times = f"forecast {expected.step:.3f} s, measured {_step(run):.3f} s, {100 * errors[-1]:+.1f} %"
+                    print(f"{rate}, {hosts} hosts, {scheme}: {times}; {memory}", flush=True)
     good = sum(abs(error) <= 0.1 for error in errors)
     print(f"{good} of {len(errors)} forecasts are within 10 %")
     sys.exit(good < 0.9 * len(errors))
-
-
-def _compare(one: dict[str, Any], run: dict[str, Any], rate: str, hosts: int, scheme: str) -> float:
-    expected, measured = forecast.forecast(one, hosts, scheme, network_rate(rate)), _step(run)
-    error = expected.step / measured - 1
-    memory = f"memory {expected.memory >> 20} and {run['memory'] >> 20} MB"
-    times = f"forecast {expected.step:.3f} s, measured {measured:.3f} s, {100 * error:+.1f} %"
-    print(f"{rate}, {hosts} hosts, {scheme}: {times}; {memory}", flush=True)
-    return error
 
 
 if __name__ == "__main__":

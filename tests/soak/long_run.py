@@ -25,7 +25,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from bed import Bed, missing
-from faults import Job, lose_ssh
+from faults import Job
 from jobs import launch
 
 from cpudist.waiting import poll
@@ -92,7 +92,7 @@ class _Training:
             elif what == "store killed":
                 self.job.find("h0", "cpudist.store.serve")[0].kill()
             else:
-                lose_ssh(self.job)
+                self.job.kill_ssh()
             print(f"{time.strftime('%T')} {what}", flush=True)
 
     def end(self) -> None:
@@ -128,7 +128,8 @@ def main() -> None:
             time.sleep(0.1)
         for run in runs.values():
             run.end()
-    last = min(len(run.losses) for run in runs.values())
+    if not (last := min(len(run.losses) for run in runs.values())):
+        sys.exit(f"a run took no step in {passed:.0f} s")
     for name, run in runs.items():
         print(f"{name}: {len(run.losses)} steps, loss {fmean(run.losses[:last][-_LAST:]):.4f} after {last} steps")
     print(f"{strikes} faults, {broken.restarts} restarts, {broken.again} steps taken again")

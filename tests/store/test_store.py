@@ -1,57 +1,40 @@
 """The job's store: what it keeps, whom it lets in, and how it learns of a client's end."""
 
+import asyncio
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from clocks import Clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import KEEPALIVE_SECONDS, TOKEN, Serving
+from serving import KEEPALIVE_SECONDS, Serving
 from torch.distributed import HashStore, PrefixStore, Store
 
 from cpudist.errors import StartupTimeout
 from cpudist.store import keepalive_timeout, protocol
 from cpudist.store import server as server_module
-from cpudist.store.client import Address, Connection, StoreLost
-from cpudist.store.protocol import Code
+from cpudist.store import values as values_module
+from cpudist.store.client import Connection, StoreLost
 from cpudist.store.torch_store import JobStore
+from cpudist.store.values import Values, Wait
 from cpudist.waiting import poll
 
 
-@pytest.fixture
-def client(server: Serving) -> Iterator[Connection]:
-    connection = server.connect()
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
-def store(server: Serving) -> Iterator[JobStore]:
-    """The same store as torch has it."""
-    store = JobStore(server.address(), timeout=5)
-    yield store
-    store.close()
-
-
-def test_the_server_tells_the_time_and_the_age_of_a_value(client: Connection) -> None:
-    before = time.time_ns()
-    client.set({"key": b""})
-    assert before <= client.clock() <= time.time_ns()
-    time.sleep(0.05)
-    age, missing = client.ages(["key", "missing"])
-    assert 0.05 <= age <= (time.time_ns() - before) / 1e9 + 0.001
-    assert missing is None
-
-
-def test_a_value_may_be_larger_than_what_a_socket_takes_at_once(client: Connection) -> None:
-    big = bytes(range(256)) * 40000
+def test_a_client_gets_what_is_there_its_age_and_the_servers_time(client: Connection) -> None:
+    before, big = time.time_ns(), bytes(range(256)) * 40000  # more than a socket takes at once
     client.set({"big": big, "small": b"\0\xff"})
     assert client.get(["small", "big"]) == [b"\0\xff", big]
     assert client.get(["small", "missing"]) is None
+    assert client.wait_any(["missing", "small"], 60)
+    assert not client.wait_any(["missing", "other"], 0.05)
+    assert not client.wait_all(["missing", "small"], 0.05)
+    age, missing = client.ages(["small", "missing"])
+    assert 0.1 <= age <= (time.time_ns() - before) / 1e9 + 0.001
+    assert missing is None
+    assert before <= client.clock() <= time.time_ns()
 
 
 KEYS = st.sampled_from(["a", "b", "n"])
@@ -100,19 +83,6 @@ def test_torch_puts_prefixes_before_the_keys_and_waits_as_long_as_it_is_told(sto
     assert store.clock() <= time.time_ns()
 
 
-def test_a_wait_ends_when_its_keys_are_there_or_its_time_is_over(server: Serving, client: Connection) -> None:
-    other = server.connect()
-    assert not client.wait_any(["x", "y"], 0.05)
-    setter = threading.Timer(0.1, lambda: other.set({"x": b""}))
-    setter.start()
-    assert client.wait_any(["x", "y"], 60)
-    setter.join()
-    assert not client.wait_all(["x", "y"], 0.05)
-    other.set({"y": b""})
-    assert client.wait_all(["x", "y"], 60)
-    other.close()
-
-
 def test_a_broken_connection_is_noted_unless_that_was_cancelled(server: Serving, client: Connection) -> None:
     lost, left, loser = (server.connect() for _ in range(3))
     lost.on_disconnect("lost", "1")
@@ -148,16 +118,6 @@ def test_a_server_without_clients_reports_who_was_lost_first(server: Serving, ca
     assert sorted(server.reports[:1] if reports == ["1 was lost"] else server.reports) == reports
 
 
-def test_standard_error_is_held_while_there_may_be_something_to_report(server: Serving, client: Connection) -> None:
-    """A launcher may wait until no process holds it, and the server lives seconds longer than the job."""
-    client.on_disconnect("lost", "0")
-    server.lose_owner()
-    client.count()
-    assert not server.released.wait(0.2)
-    client.cancel_on_disconnect("lost", "0")
-    assert server.released.wait(20)
-
-
 def test_without_its_owner_it_takes_no_client_and_ends_after_the_last_one(server: Serving, client: Connection) -> None:
     server.lose_owner()
     assert client.count() == 0
@@ -166,128 +126,6 @@ def test_without_its_owner_it_takes_no_client_and_ends_after_the_last_one(server
     assert not server.ended(0.2)
     client.close()
     assert server.ended(server_module._LINGER_SECONDS / 2)
-
-
-@pytest.mark.parametrize(
-    ("greeting", "reason"),
-    [
-        (protocol.HELLO + bytes(protocol.NONCE_BYTES), "another job than this one answers"),
-        (b"220 smtp.example.org" + bytes(protocol.NONCE_BYTES), "another program than a cpudist job answers"),
-        (b"", "another job, or another program than a cpudist job, answers"),
-    ],
-    ids=["no token", "another program", "nothing"],
-)
-def test_what_listens_without_the_token_is_not_taken_for_rank_0(greeting: bytes, reason: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def pretend() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.sendall(greeting)
-                if greeting.startswith(protocol.HELLO):
-                    connection.recv(protocol.ANSWER_BYTES)
-                    connection.sendall(bytes(protocol.PROOF_BYTES))
-
-        thread = threading.Thread(target=pretend)
-        thread.start()
-        with pytest.raises(StartupTimeout, match=reason):
-            Connection(Address(("127.0.0.1",), listening.getsockname()[1], TOKEN, 5), 0.05)
-        thread.join(60)
-
-
-def test_a_host_that_cannot_be_reached_is_passed_over(server: Serving) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    with pytest.raises(StartupTimeout, match="Connection refused"):
-        Connection(Address(("127.0.0.1",), port, TOKEN, 5), 0.1)
-    several = Connection(Address(("127.0.0.2", "127.0.0.1"), server.port, TOKEN, 5), 5)
-    assert (several.host, several.count()) == ("127.0.0.1", 0)
-    several.close()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3,
-        b"\0" * 100,
-        b"",
-        protocol.pack(Code.GET, b"/secret") * 10,
-    ],
-    ids=["http", "zeros", "nothing", "frames without a proof"],
-)
-def test_unauthenticated_clients_read_nothing(
-    server: Serving, client: Connection, monkeypatch: pytest.MonkeyPatch, words: bytes
-) -> None:
-    monkeypatch.setattr(server_module, "_HANDSHAKE_SECONDS", 0.5)
-    client.set({"secret": b"TOP SECRET"})
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as unauthenticated:
-        unauthenticated.sendall(words)
-        answer = unauthenticated.recv(1)
-        client.count()
-        assert words or server.server._unauthenticated, "there is time left"
-        try:
-            while part := unauthenticated.recv(4096):  # to the end of the connection, which the server makes
-                answer += part
-        except ConnectionResetError:
-            pass
-    assert answer[: len(protocol.HELLO)] == protocol.HELLO
-    assert len(answer) == protocol.GREETING_BYTES
-    assert client.get(["secret"]) == [b"TOP SECRET"]
-
-
-def test_of_many_unauthenticated_clients_the_most_frequent_address_leaves(server: Serving, client: Connection) -> None:
-    quiet = socket.create_connection(("127.0.0.1", server.port), timeout=60, source_address=("127.0.0.3", 0))
-    flood = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(300)]
-    newcomer = Connection(server.address(), 60)
-    newcomer.set({"key": b"value"})
-    assert client.get(["key"]) == [b"value"]
-    most = server_module._MOST_UNAUTHENTICATED
-    assert most - 1 <= len(server.server._unauthenticated) <= most, "the newcomer may have been one of them"
-    assert {peer.address for peer in server.server._unauthenticated} == {"127.0.0.1", "127.0.0.3"}
-    newcomer.close(), quiet.close()
-    for one in flood:
-        one.close()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [b"\xff" * 50, protocol.pack(Code.ADD, b"key", b"no number"), protocol.pack(Code.ADD, b"key")],
-    ids=["noise", "no number", "a field is missing"],
-)
-def test_a_bad_frame_disconnects_its_client_alone(server: Serving, client: Connection, words: bytes) -> None:
-    broken = server.connect()
-    broken._socket.sendall(words)
-    with pytest.raises(StoreLost):
-        broken.count()
-    assert client.count() == 0
-
-
-def test_a_late_answer_is_not_taken_for_that_of_another_request(server: Serving, store: JobStore) -> None:
-    store.set("x", "hello")
-    asking = server.connect()
-    asking._socket.sendall(protocol.pack(Code.COUNT))  # a request whose answer nobody has waited for
-    with pytest.raises(StoreLost, match="COUNT where GET was asked"):
-        asking.get(["x"])
-    assert asking.closed
-    store._connection()._socket.sendall(protocol.pack(Code.COUNT))
-    with pytest.raises(StoreLost):
-        store.get("x")
-    assert store.get("x") == b"hello", "on a new connection"
-
-
-def test_no_request_ends_the_server(server: Serving, client: Connection) -> None:
-    client.add("n", 2**63 - 1)
-    with pytest.raises(StoreLost):
-        server.connect().add("n", 1)
-    waiting = [server.connect() for _ in range(300)]
-    for number, one in enumerate(waiting):
-        one.on_disconnect("lost", str(number))
-        one._socket.sendall(protocol.pack(Code.WAIT_ANY, protocol.number(60_000), b"/lost"))
-        one._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    for one in waiting:  # all are reset while they are told of each other
-        one.close()
-    assert client.wait_all(["lost"], 60)
-    assert client.count() == 2
 
 
 def test_both_ends_notice_a_network_that_is_down(server: Serving, client: Connection) -> None:
@@ -325,3 +163,59 @@ def test_closing_torchs_store_closes_the_connections_of_threads_and_clones(serve
     assert server.ended(server_module._LINGER_SECONDS / 2), "it does not wait for connections that are left open"
     with pytest.raises(StoreLost, match="the job is over"):
         store.get("of a thread")
+
+
+LOOP = asyncio.new_event_loop()
+NAMES = st.sampled_from([b"a", b"b", b"c"])
+
+
+@given(
+    events=st.lists(st.one_of(NAMES, st.tuples(st.sampled_from([all, any]), st.lists(NAMES, min_size=1, max_size=3)))),
+)
+def test_everybody_is_told_once_as_soon_as_the_keys_are_there(events: list) -> None:
+    values, there, waits = Values(LOOP), set(), []
+    for event in events:
+        if isinstance(event, bytes):
+            values.set(event, b"")
+            there.add(event)
+        else:
+            told: list[bool] = []
+            wait = Wait(list(event[1]), event[0], told.append)
+            values.wait(wait, 1000)
+            waits.append((wait, told))
+        for wait, told in waits:
+            assert told == ([True] if wait.enough(key in there for key in wait.keys) else [])
+    for wait, told in waits:
+        values.forget(wait)
+        values.set(b"a", b""), values.set(b"b", b""), values.set(b"c", b"")
+        assert len(told) <= 1
+    assert not values._waiting, "nobody is kept for ever"
+
+
+def test_waits_end_at_their_deadlines_unless_they_are_cancelled() -> None:
+    values, told, over = Values(LOOP), [], LOOP.create_future()
+    waits = {
+        name: Wait([name.encode()], any, lambda there, name=name: told.append((name, there)))
+        for name in ("set", "soon", "never")
+    }
+    for seconds, wait in enumerate(waits.values()):
+        values.wait(wait, 0.01 * seconds + 0.05)
+    values.wait(Wait([b"end"], any, over.set_result), 0.1)
+    values.forget(waits["never"])
+    values.set(b"set", b"")
+    assert not LOOP.run_until_complete(over)
+    assert told == [("set", True), ("soon", False)]
+    assert not values._waiting
+
+
+def test_the_age_of_a_value_counts_from_its_last_change(clock: Clock) -> None:
+    clock.drives(values_module)
+    values = Values(LOOP)
+    values.set(b"key", b"")
+    clock.now += 3
+    assert (values.age(b"key"), values.age(b"missing")) == (3, None)
+    values.append(b"key", b"x")
+    assert values.age(b"key") == 0
+    values.delete(b"key")
+    assert values.age(b"key") is None
+    assert (values.delete(b"key"), values._since) == (False, {})

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,14 +29,16 @@ pytestmark = pytest.mark.job
 HERE = rf"on {re.escape(socket.gethostname())} .*; it was last in test_ends\.py:\d+"
 
 
+def ends(script: Callable[[], object], size: int = 2) -> tuple[list[int | None], str]:
+    """Return the ranks' exit statuses, and what all of them have written."""
+    ranks = fork_ranks(script, size)
+    return [status for status, _ in ranks], "".join(output for _, output in ranks)
+
+
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (
-            ValueError("why"),
-            1,
-            rf"(?s:.*)ValueError: why\ncpudist: rank 1 on {socket.gethostname()} failed: .*; ending the job\n",
-        ),
+        (ValueError("why"), 1, rf"cpudist: rank 1 on {socket.gethostname()} failed: .*; ending the job\n"),
         (UserError("cause; remedy"), 2, "cpudist: cause; remedy\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -56,15 +59,16 @@ def test_a_failure_of_one_rank_ends_all(error: BaseException, status: int, said:
 
     (other, nothing), (failed, output) = fork_ranks(script)
     assert (failed, other, nothing) == (status, status, "")
-    assert re.fullmatch(said if way != "before excepthook" else said.replace(r"(?s:.*)ValueError: why\n", ""), output)
+    trace = r"(?s:.*)ValueError: why\n" if status == 1 and way != "before excepthook" else ""
+    assert re.fullmatch(trace + said, output), output
     exit = "interrupted" if status == 130 else "failed"
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == exit
 
 
-@pytest.mark.parametrize(("rank", "status"), [(None, 2), (0, 2), (1, 2)])
-def test_a_failure_before_the_job_is_reported_by_rank_0_or_later(rank: int | None, status: int) -> None:
-    ((found, output),) = fork_ranks(lambda: fail(UserError("cause"), rank=rank), 1)
-    assert (found, output) == (status, f"cpudist: {f'rank 1 on {socket.gethostname()}: ' if rank else ''}cause\n")
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_a_failure_before_the_job_is_reported_by_rank_0_or_later(rank: int | None) -> None:
+    where = f"rank 1 on {socket.gethostname()}: " if rank else ""
+    assert fork_ranks(lambda: fail(UserError("cause"), rank=rank), 1) == [(2, f"cpudist: {where}cause\n")]
 
 
 def test_a_failure_of_a_process_without_a_launcher_is_recorded(tmp_path: Path) -> None:
@@ -86,9 +90,8 @@ def test_the_same_exception_on_all_ranks_is_shown_once_and_data_workers_end(tmp_
         begin()
         raise ValueError("everywhere")
 
-    ranks = fork_ranks(script, 3)
-    assert [status for status, _ in ranks] == [1, 1, 1]
-    assert "".join(output for _, output in ranks).count("\nValueError: everywhere\n") == 1
+    statuses, output = ends(script, 3)
+    assert (statuses, output.count("\nValueError: everywhere\n")) == ([1, 1, 1], 1)
     workers = [int(path.name) for path in tmp_path.iterdir()]
     assert len(workers) == 3
     assert poll(lambda: not any(map(read, workers)), 10)
@@ -103,9 +106,9 @@ def test_a_killed_rank_ends_the_others_and_is_named(killed: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(30)
 
-    ranks = fork_ranks(script, 3)
-    assert [status for status, _ in ranks] == [-9 if rank == killed else 1 for rank in range(3)]
-    (said,) = re.findall(r"^cpudist: .*", "".join(output for _, output in ranks), re.MULTILINE)
+    statuses, output = ends(script, 3)
+    assert statuses == [-9 if rank == killed else 1 for rank in range(3)]
+    (said,) = re.findall(r"^cpudist: .*", output, re.MULTILINE)
     assert re.fullmatch(rf"cpudist: rank {killed} {HERE}; ending the job", said), said
 
 
@@ -135,7 +138,7 @@ def test_a_rank_at_its_end_fails_with_the_store() -> None:
             for process in (*psutil.Process().children(), psutil.Process()):
                 process.kill()
 
-    assert [status for status, _ in fork_ranks(script)] == [-9, 1]
+    assert ends(script)[0] == [-9, 1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -147,9 +150,7 @@ def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(rank: int, 
             end_now(1, "the reason")
         time.sleep(30)
 
-    ranks = fork_ranks(script)
-    assert [status for status, _ in ranks] == [1, 1]
-    assert "".join(output for _, output in ranks) == "cpudist: the reason\n"
+    assert ends(script) == ([1, 1], "cpudist: the reason\n")
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
 
 
@@ -195,9 +196,7 @@ def test_a_rank_at_its_end_that_others_wait_for() -> None:
         for _ in range(1 + begin().world.rank):
             dist.all_reduce(torch.ones(1))
 
-    ranks = fork_ranks(script)
-    assert [status for status, _ in ranks] == [1, 1]
-    said = "".join(output for _, output in ranks)
-    assert re.search(
-        r"cpudist: rank 0 \(\S+\) never reached .*; it was at the end of its script; ending the job\n$", said
-    )
+    statuses, output = ends(script)
+    assert statuses == [1, 1]
+    cause = r"cpudist: rank 0 \(\S+\) never reached .*; it was at the end of its script; ending the job\n$"
+    assert re.search(cause, output), output

@@ -49,7 +49,6 @@ def test_on_the_host_where_the_command_was_typed() -> None:
         ("bash", None, ""),
         ("torchrun bash sshd", None, ""),
         ("slurmstepd", None, ""),
-        ("bash sshd sshd", None, ""),
     ],
 )
 def test_what_a_launcher_leaves(chain: str, beside: dict[str, str] | None, expected: str) -> None:

@@ -1,17 +1,81 @@
-"""Who is missing, as a user reads it: every case in the words that are printed, and bounds that hold for any case."""
+"""Where each rank is, as it says of itself, and who is missing: every case as printed, and bounds for any case."""
 
+import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import recorded
 
-from cpudist.backends.interface import Call
+from cpudist.backends.interface import Call, Calls
 from cpudist.supervision import rank_texts
-from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.rank_status import RankStatus, beat_seconds, status_of
 from cpudist.supervision.reports import Explanation
+
+WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))
+
+
+def test_the_line_is_the_users_and_not_the_librarys() -> None:
+    """Also where the library calls back, as json does here, and where another thread asks."""
+    found: list[RankStatus] = []
+    json.loads("{}", object_hook=lambda _: found.append(status_of(WORLD, None)))
+    with ThreadPoolExecutor(1) as pool:
+        found.append(pool.submit(status_of, WORLD, None).result())
+    exec(compile("add(status_of(WORLD, None))", "cell 3", "exec"), {**globals(), "add": found.append})
+    assert found.pop().line == "cell 3, line 1"
+    this = test_the_line_is_the_users_and_not_the_librarys.__code__
+    line = f"test_reports.py:{this.co_firstlineno + 3}"
+    assert found[0] == RankStatus(3, "h1", line, "<lambda>")
+    assert (found[1].line, found[1].function) == (f"test_reports.py:{this.co_firstlineno + 5}", this.co_name)
+
+
+def test_each_groups_oldest_and_newest_call_are_told_if_the_backend_knows_them() -> None:
+    calls = [Call("all_reduce", sequence=n) for n in (5, 6, 7)]
+    others = [Call("all_gather", "tp", sequence=9), Call("recv", peer=1)]
+    finished = (Call("all_reduce", sequence=4),)
+    knows: Any = SimpleNamespace(calls=lambda: Calls((*calls, *others), finished))
+    place = status_of(WORLD, knows, at_end=True)
+    assert (place.under_way, place.finished, place.at_end) == ((calls[0], calls[2], *others), finished, True)
+    unable: Any = SimpleNamespace(calls=lambda: None)
+    assert [status_of(WORLD, backend).calls_known for backend in (knows, unable, None)] == [True, False, True]
+
+
+NUMBERS = st.integers(0, 2**40)
+CALLS = st.builds(
+    Call,
+    name=st.sampled_from(["all_reduce", "recv"]),
+    group=st.text(max_size=5),
+    ranks=st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
+    sequence=st.none() | NUMBERS,
+    peer=st.none() | NUMBERS,
+    bytes=st.none() | NUMBERS,
+    dtype=st.sampled_from(["", "float32"]),
+    shape=st.lists(NUMBERS, max_size=3).map(tuple),
+    seconds=st.floats(0, 1e6),
+)
+LISTS = st.lists(CALLS, max_size=3).map(tuple)
+
+
+@given(st.builds(RankStatus, NUMBERS, st.text(), st.text(), st.text(), LISTS, LISTS, st.booleans(), st.booleans()))
+def test_json_and_back(place: RankStatus) -> None:
+    assert RankStatus.from_json(place.to_json()) == place
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": 1}', '{"under_way": [1], "finished": []}'])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - json's own is one too
+        RankStatus.from_json(text)
+
+
+def test_many_ranks_ask_the_store_less_often() -> None:
+    """As docs/scale.md says: all together 500 times a second at most."""
+    assert [beat_seconds(ranks) for ranks in (1, 16, 32, 64, 500, 1000)] == [0.25, 0.25, 0.5, 1, 1, 2]
+
 
 MB = 1 << 20
 HOSTS = ["h0", "h0", "h1", "h1"]
@@ -85,18 +149,15 @@ def test_the_cause_is_named(case: str) -> None:
     assert (found.sentences(), found.blamed()) == (recorded(f"deadlock: {case}"), BLAMED.get(case, []))
 
 
-@pytest.mark.parametrize(
-    ("place", "doing"),
-    [
-        (ENDED, "at the end of its script"),
-        (waits(0, replace(REDUCE, seconds=7.13)), "in all_reduce #812 (16 MB, train.py:88) for 7.1 s"),
-        (waits(0, replace(RECEIVE, name="send")), "in send to rank 3 (4 MB, train.py:88) for 0.0 s"),
-        (computes(0), "in train.py:71, after all_reduce #811 (16 MB)"),
-        (RankStatus(0, "h0"), "in no line of Python"),
-    ],
-)
-def test_what_a_rank_does(place: RankStatus, doing: str) -> None:
-    assert rank_texts.summary(place) == doing
+def test_what_a_rank_does() -> None:
+    reduces, sends = waits(0, replace(REDUCE, seconds=7.13)), waits(0, replace(RECEIVE, name="send"))
+    assert [rank_texts.summary(place) for place in (ENDED, reduces, sends, computes(0), RankStatus(0, "h0"))] == [
+        "at the end of its script",
+        "in all_reduce #812 (16 MB, train.py:88) for 7.1 s",
+        "in send to rank 3 (4 MB, train.py:88) for 0.0 s",
+        "in train.py:71, after all_reduce #811 (16 MB)",
+        "in no line of Python",
+    ]
 
 
 def test_of_many_ranks_that_are_late_or_lost_the_first_are_named() -> None:
@@ -155,11 +216,8 @@ def test_a_thousand_ranks() -> None:
     ended = {rank: replace(computes(rank), rank=rank) for rank in (17, 500, 501)}
     places = {rank: ended.get(rank) or replace(waits(rank, REDUCE), rank=rank) for rank in range(1000)}
     assert Explanation(places, hosts).sentences() == recorded("deadlock: three of a thousand ranks are missing")
-    everywhere = {
-        rank: waits(0, REDUCE) if rank == 0 else replace(computes(rank, f"x.py:{rank % 7}"), rank=rank)
-        for rank in range(1000)
-    }
-    lines = Explanation(everywhere, hosts).sentences()
+    everywhere = {rank: replace(computes(rank, f"x.py:{rank % 7}"), rank=rank) for rank in range(1000)}
+    lines = Explanation({**everywhere, 0: waits(0, REDUCE)}, hosts).sentences()
     assert len(lines) == 4
     assert lines[-1] == "and 4 more of that kind"
     assert len(max(lines, key=len)) < 250

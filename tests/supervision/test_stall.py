@@ -4,7 +4,8 @@ import ctypes
 import faulthandler
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,31 +29,21 @@ SECONDS = BEATS * beat_seconds(2)
 _ENDS = r"no step, collective or batch for \S+ s on any rank \(the limit is 2 s\)"
 
 
-class Signs:
-    """The part of the job's store that counts signs of life."""
-
-    def __init__(self) -> None:
-        self.signs = 0
-
-    def add(self, key: str, amount: int) -> int:
-        self.signs += amount
-        return self.signs
+def _nothing() -> None: ...
 
 
 class Ranks:
-    """Ranks of one counter that the test lets beat, without threads and timers."""
+    """Two ranks of one counter that the test lets beat, without threads and timers."""
 
-    def __init__(self, changes: Changes, size: int) -> None:
-        self.collectives = [0] * size
-        self.store: Any = Signs()
-        self.stalls, self.armed = [], list[float]()
+    def __init__(self, changes: Changes) -> None:
+        self.collectives, self.armed = [0, 0], list[float]()
+        self.store: Any = dist.HashStore()
         self.counter = counter = StepCounter(changes)
-        for rank in range(size):
-            world = World(rank, size, rank, size, 0, 1, "test", hosts=("h0",))
-            progress: Callable[[], object] = lambda rank=rank: self.collectives[rank]  # noqa: E731
-            nothing: Callable[[], None] = lambda: None  # noqa: E731
-            heartbeat = Heartbeat(size, None, 1)
-            self.stalls.append(Stall(SECONDS, world, heartbeat, counter, progress, list, nothing, nothing, changes))
+        self.stalls = []
+        for rank in (0, 1):
+            world, heartbeat = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",)), Heartbeat(2, None, 1)
+            progress = partial(self.collectives.__getitem__, rank)
+            self.stalls.append(Stall(SECONDS, world, heartbeat, counter, progress, list, _nothing, _nothing, changes))
 
     def beat(self, times: int = 1) -> list[bool]:
         """Whether each rank finds the job stalled, at the last of so many beats."""
@@ -60,17 +51,13 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(Heartbeat, "add", lambda self, beat: None)
     iterator, changes = torch.utils.data.dataloader._BaseDataLoaderIter, Changes()
     before = iterator.__next__
-
-    def ranks(size: int) -> Ranks:
-        job = Ranks(changes, size)
-        monkeypatch.setattr(stall, "_arm", job.armed.append)
-        return job
-
-    yield ranks
+    job = Ranks(changes)
+    monkeypatch.setattr(stall, "_arm", job.armed.append)
+    yield job
     changes.undo()
     assert iterator.__next__ is before
 
@@ -79,8 +66,7 @@ def _step() -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()
 
 
-def test_nothing_counts_before_the_first_step(ranks: Callable[[int], Ranks]) -> None:
-    job = ranks(2)
+def test_nothing_counts_before_the_first_step(job: Ranks) -> None:
     assert job.beat(100) == [False, False]
     job.collectives[0] += 1
     assert job.beat(100) == [False, False], "data are still prepared"
@@ -91,8 +77,7 @@ def test_nothing_counts_before_the_first_step(ranks: Callable[[int], Ranks]) -> 
 
 
 @pytest.mark.parametrize("sign", ["step", "batch", "collective of another rank"])
-def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
-    job = ranks(2)
+def test_signs_of_life(job: Ranks, sign: str) -> None:
     _step()
     batches = iter(torch.utils.data.DataLoader(range(100)))  # type: ignore[arg-type]
     for _ in range(2 * BEATS):
@@ -109,8 +94,7 @@ def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
     assert all(job.beat(2)), "both of them notice, within a beat"
 
 
-def test_where_the_store_is_lost_a_rank_counts_its_own(ranks: Callable[[int], Ranks]) -> None:
-    job = ranks(2)
+def test_where_the_store_is_lost_a_rank_counts_its_own(job: Ranks) -> None:
     _step()
     job.beat()
     assert [job.stalls[0].has_stalled(None) for _ in range(BEATS)] == [False] * (BEATS - 1) + [True]
@@ -121,13 +105,10 @@ def test_an_error_of_its_own_does_not_end_the_job(where: str, capsys: pytest.Cap
     def fails() -> None:
         raise OSError("no progress known")
 
-    def works() -> None: ...
-
-    progress, show, seconds = (fails, works, 1e6) if where == "progress" else (works, fails, 0.5)
-    changes = Changes()
+    progress, show, seconds = (fails, _nothing, 1e6) if where == "progress" else (_nothing, fails, 0.5)
+    changes, heartbeat = Changes(), Heartbeat(1, None, 1)
     alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
-    heartbeat = Heartbeat(1, None, 1)
-    Stall(seconds, alone, heartbeat, StepCounter(changes), progress, list, show, works, changes)
+    Stall(seconds, alone, heartbeat, StepCounter(changes), progress, list, show, _nothing, changes)
     _step()
     assert poll(lambda: not heartbeat._beats, 20)
     assert poll(lambda: not stall._armed, 20)

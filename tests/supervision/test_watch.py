@@ -1,7 +1,8 @@
-"""Ranks that wait for each other at the end, as watches of one process on one store."""
+"""The heartbeat outlives its functions and the store; watches of one process, on one store, wait for each other."""
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,8 @@ import pytest
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
-from cpudist.supervision import watch as module
 from cpudist.supervision.heartbeat import Heartbeat
-from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.rank_status import RankStatus, published
 from cpudist.supervision.watch import RanksMissing, Watch
 from cpudist.waiting import poll
 from cpudist.world import World
@@ -27,24 +27,47 @@ def server() -> Iterator[StoreProcess]:
     server.close()
 
 
+def address(server: StoreProcess) -> Address:
+    return Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5)
+
+
 def watch(server: StoreProcess, rank: int, timeout: float) -> Watch:
-    address = Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5)
-    world = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",))
-    heartbeat = Heartbeat(2, address, 5)
+    world, heartbeat = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",)), Heartbeat(2, address(server), 5)
     status = RankStatus(rank, "h0", "train.py:9")
     return Watch(
-        world, ["h0", "h0"], address, lambda at_end: replace(status, at_end=at_end), heartbeat, lambda: timeout
+        world, ["h0", "h0"], address(server), lambda at_end: replace(status, at_end=at_end), heartbeat, lambda: timeout
     )
+
+
+def test_a_function_that_raises_is_reported_once_and_the_others_are_called_without_the_store_too(
+    server: StoreProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raised, stores = list[None](), list[Connection | None]()
+
+    def raises(store: Connection | None) -> None:
+        raised.append(None)
+        raise ValueError("no")
+
+    heartbeat = Heartbeat(2, address(server), 5)
+    heartbeat.listen(["never"], lambda store: None)
+    heartbeat.add(raises)
+    heartbeat.add(stores.append)
+    assert poll(lambda: len(stores) > 2, 20)
+    assert None not in stores
+    server._process.kill()
+    assert poll(lambda: stores[-1] is None, 20)
+    heartbeat.stop()
+    assert len(raised) > 2
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert ".raises has failed" in warning
+    assert "ValueError('no')" in warning
 
 
 def test_ranks_finish_together_and_the_store_ends_with_them(server: StoreProcess) -> None:
     watches = [watch(server, rank, 20) for rank in range(2)]
-    threads = [threading.Thread(target=one.finish) for one in watches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor() as pool:
+        for finished in [pool.submit(one.finish) for one in watches]:
+            finished.result(20)
     for one in watches:
         one.close()
     server.close()
@@ -55,14 +78,8 @@ def test_no_status_of_a_heartbeat_replaces_the_one_at_the_end(
     server: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one alone has the pace of the whole training, for the record and the job's last line."""
-    published: list[bool] = []
     reading, go_on = threading.Event(), threading.Event()
-    publish, host, other = module.publish, watch(server, 0, 20), watch(server, 1, 20)
-
-    def note(store: Connection, status: RankStatus) -> None:
-        publish(store, status)
-        if status.rank == 1:
-            published.append(status.at_end)
+    host, other = watch(server, 0, 20), watch(server, 1, 2)
 
     def slow(at_end: bool) -> RankStatus:
         if threading.current_thread() is other._heartbeat._thread:
@@ -70,17 +87,19 @@ def test_no_status_of_a_heartbeat_replaces_the_one_at_the_end(
             go_on.wait(20)
         return RankStatus(1, "h0", "train.py:9", at_end=at_end)
 
-    monkeypatch.setattr(module, "publish", note)
+    def at_end() -> bool:
+        return any(status.at_end for status in published(host._store, 2).values())
+
     monkeypatch.setattr(other, "_own_status", slow)
     assert reading.wait(20)
-    end = threading.Thread(target=other.finish)
-    end.start()
-    assert not poll(lambda: True in published, 0.5), "it waits for the heartbeat"
-    go_on.set()
-    host.finish()
-    end.join(20)
-    assert published[-1]
-    assert published == sorted(published)
+    with ThreadPoolExecutor() as pool:
+        end = pool.submit(other.finish)
+        assert not poll(at_end, 0.5), "it waits for the heartbeat"
+        go_on.set()
+        assert poll(at_end, 20)
+        host.finish()
+        end.result(20)
+    assert published(host._store, 2)[1].at_end
     for one in (host, other):
         one.close()
 
@@ -90,9 +109,8 @@ def test_a_rank_that_waits_for_rank_0_at_the_end_gives_up_after_ten_timeouts(
 ) -> None:
     host, other = watch(server, 0, 20), watch(server, 1, 0.1)
     assert poll(lambda: other._store.check(["status/0"]), 20)
-    with pytest.raises(
-        RanksMissing, match=r"after 1 s at the end still waiting for rank 0 \(h0\), last in train\.py:9"
-    ):
+    waiting = r"after 1 s at the end still waiting for rank 0 \(h0\), last in train\.py:9"
+    with pytest.raises(RanksMissing, match=waiting):
         other.finish()
     assert capsys.readouterr().err.count("at the end still waiting for rank 0") == 9, "once in every timeout before"
     for one in (host, other):
@@ -114,9 +132,5 @@ def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: py
     assert poll(lambda: asked.count(Code.CHECK) == 3, 20)
     one.close()
     first = asked.index(Code.CHECK)
-    assert asked[first : asked.index(Code.CHECK, first + 1)] == [
-        Code.CHECK,
-        Code.SET,
-        Code.REPORT_ON_DISCONNECT,
-        Code.WAIT_ANY,
-    ]
+    beat = asked[first : asked.index(Code.CHECK, first + 1)]
+    assert beat == [Code.CHECK, Code.SET, Code.REPORT_ON_DISCONNECT, Code.WAIT_ANY]

@@ -1,16 +1,21 @@
-"""What limits a process: cgroups of both versions as files, and in real ones where they can be made."""
+"""A process on its machine: cgroups that limit it, as files and real ones; cores left over; its network interfaces."""
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import jobs
+import psutil
 import pytest
 from control_group import ControlGroup
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cpudist.errors import UserError
+from cpudist.topology.identity import addresses, interface_of
 from cpudist.topology.kernel_files import Files
-from cpudist.topology.limits import Throttling, read_limits
+from cpudist.topology.limits import Limits, Throttling, read_limits
+from cpudist.topology.machine import cores_to_spare
 
 
 def tree(root: Path, files: dict[str, str]) -> Files:
@@ -20,15 +25,13 @@ def tree(root: Path, files: dict[str, str]) -> Files:
     return Files(root)
 
 
-V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
-
-
 def test_version_2_takes_the_smallest_on_the_way_up(tmp_path: Path) -> None:
+    """Of the affinity mask and the cpuset, the CPUs that are in both."""
     pod = "sys/fs/cgroup/kubepods.slice/pod1"
     files = tree(
         tmp_path,
         {
-            "proc/self/mountinfo": V2,
+            "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate",
             "proc/self/cgroup": "0::/kubepods.slice/pod1/container",
             "sys/fs/cgroup/cpu.max": "max 100000",
             f"{pod}/cpu.max": "150000 100000",
@@ -39,8 +42,8 @@ def test_version_2_takes_the_smallest_on_the_way_up(tmp_path: Path) -> None:
             f"{pod}/container/cpu.stat": "usage_usec 1\nnr_periods 10\nnr_throttled 4\nthrottled_usec 9",
         },
     )
-    found = read_limits(files, None, {})
-    assert (found.quota, found.memory, found.cpus) == (1.5, 8 << 30, frozenset(range(64)))
+    found = read_limits(files, frozenset({3, 63, 64}), {})
+    assert (found.quota, found.memory, found.cpus) == (1.5, 8 << 30, {3, 63})
     assert found.throttling == Throttling(periods=10, throttled=4)
 
 
@@ -87,18 +90,6 @@ def test_a_group_whose_folder_is_not_mounted_has_the_limits_of_the_mount(tmp_pat
     assert read_limits(files, None, {}).quota == 1.5
 
 
-def test_no_cgroups_limit_nothing(tmp_path: Path) -> None:
-    limits = read_limits(Files(tmp_path), affinity=None, env={})
-    assert (limits.cpus, limits.quota, limits.memory, limits.counted) == (None, None, None, None)
-
-
-def test_affinity_and_cpuset_are_intersected(tmp_path: Path) -> None:
-    files = tree(
-        tmp_path, {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/cpuset.cpus.effective": "2-9"}
-    )
-    assert read_limits(files, affinity=frozenset({3, 9}), env={}).cpus == {3, 9}
-
-
 STEP = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
 
 
@@ -117,20 +108,8 @@ STEP = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_STEP_TASKS_PER_N
         ({**STEP, "SLURM_CPUS_ON_NODE": "2", "SLURM_THREADS_PER_CORE": "1"}, 2),
     ],
 )
-def test_what_slurm_has_counted(env: dict[str, str], expected: int | None, tmp_path: Path) -> None:
-    assert read_limits(Files(tmp_path), None, env).counted == expected
-
-
-_ASK = """
-import json
-from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import PlanOptions, make_plan
-machine = this_machine({})
-plan = make_plan(machine, PlanOptions())
-limits = machine.limits
-print(json.dumps({"cpus": sorted(limits.cpus), "memory": limits.memory, "pinned": plan.pinned,
-                  "ranks": [[list(rank.cpus), rank.omp_threads] for rank in plan.ranks], "idle": plan.idle_cpus}))
-"""
+def test_without_cgroups_only_slurm_limits(env: dict[str, str], expected: int | None, tmp_path: Path) -> None:
+    assert read_limits(Files(tmp_path), None, env) == Limits(counted=expected)
 
 
 @pytest.mark.job
@@ -139,7 +118,27 @@ def test_a_real_container_of_one_core(cgroup: ControlGroup) -> None:
     last = max(os.sched_getaffinity(0))
     cgroup.limit("cpuset", cpuset__cpus=str(last))
     cgroup.limit("memory", memory__max=str(2 << 30), memory__limit_in_bytes=str(2 << 30))
-    done = jobs.completed(cgroup.inside([sys.executable, "-c", _ASK]), 60)
-    found = json.loads(done.stdout)
-    assert (found["cpus"], found["ranks"], found["idle"]) == ([last], [[[last], 1]], [])
-    assert (found["memory"], found["pinned"]) == (2 << 30, True)
+    shown = jobs.completed(cgroup.inside([sys.executable, "-m", "cpudist", "plan"]), 60).stdout
+    assert f"this process may use only the CPUs {last}\nthis process may use only 2 GB of memory\n" in shown
+    assert f"rank 0 computes with 1 thread on CPU {last}\n" in shown
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.booleans(), st.integers(1, 8), st.none() | st.integers(1, 160))
+def test_cores_to_spare(processes: int, cores: int, pinned: bool, threads: int, quarters: int | None) -> None:
+    """Pinned processes have CPUs of their own; others share the machine's evenly, and all share a quota."""
+    everything = list(range(processes * cores))
+    cpus = [everything[rank * cores : (rank + 1) * cores] if pinned else everything for rank in range(processes)]
+    share = cores if quarters is None else min(cores, quarters // (4 * processes))
+    for own in cpus:
+        assert cores_to_spare(own, cpus, threads, quota=quarters and quarters / 4) == share - threads
+
+
+def test_an_interface_has_its_own_addresses_and_a_missing_one_is_an_error() -> None:
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    assert set(addresses()) <= own | {"127.0.0.1"}
+    loopback = addresses("lo")
+    assert loopback[0] == "127.0.0.1"
+    assert set(loopback) <= {"127.0.0.1", "::1"}
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(UserError, match=r"no network interface eth77 .* give --interface one of .*lo"):
+        addresses("eth77")

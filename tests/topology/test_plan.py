@@ -1,7 +1,6 @@
 """Plans: the rules on random machines and on real ones, and what the cores of some machines do."""
 
-import dataclasses
-from typing import Any
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -9,27 +8,18 @@ from hypothesis import strategies as st
 from layouts import LAYOUTS, machine_of
 
 from cpudist.errors import UserError
-from cpudist.topology import Core, Cpu, assemble
+from cpudist.topology import Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
 from cpudist.topology.pinning_plan import Part, Plan, PlanOptions, make_plan
 
 
-def machine(
-    sockets: int = 1, nodes: int = 1, caches: int = 1, cores: int = 1, threads: int = 1, limits: Limits | None = None
-) -> Machine:
+def machine(sockets: int = 1, nodes: int = 1, caches: int = 1, cores: int = 1, limits: Limits | None = None) -> Machine:
     """A regular machine: so many NUMA nodes in a socket, L3 caches in a node, cores in a cache."""
-    places = [
-        (socket, socket * nodes + node, (socket, node, cache))
-        for socket in range(sockets)
-        for node in range(nodes)
-        for cache in range(caches)
-        for _ in range(cores)
-    ]
+    places = product(range(sockets), range(nodes), range(caches), range(cores))
     cpus = [
-        Cpu(number + thread * len(places), number, socket, node, cache)
-        for number, (socket, node, cache) in enumerate(places)
-        for thread in range(threads)
+        Cpu(number, number, socket, socket * nodes + node, (socket, node, cache))
+        for number, (socket, node, cache, _core) in enumerate(places)
     ]
     return Machine(assemble(cpus), limits or Limits())
 
@@ -37,16 +27,19 @@ def machine(
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
     """Any machine, regular or not, any part of which may be used."""
-    cpus = []
-    for socket in range(draw(st.integers(1, 3))):
-        for node in range(draw(st.integers(1, 3))):
-            for cache in range(draw(st.integers(1, 3))):
-                for core in range(draw(st.integers(1, 5))):
-                    for _ in range(draw(st.integers(1, 2))):
-                        number = len(cpus)
-                        cpus.append(Cpu(number, (cache, core), socket, 10 * socket + node, cache))
-    numbers = draw(st.permutations(range(len(cpus))))
-    cpus = [dataclasses.replace(cpu, number=number) for cpu, number in zip(cpus, numbers, strict=True)]
+    places = [
+        (socket, node, cache, core)
+        for socket in range(draw(st.integers(1, 3)))
+        for node in range(draw(st.integers(1, 3)))
+        for cache in range(draw(st.integers(1, 3)))
+        for core in range(draw(st.integers(1, 5)))
+        for _thread in range(draw(st.integers(1, 2)))
+    ]
+    numbers = draw(st.permutations(range(len(places))))
+    cpus = [
+        Cpu(number, (cache, core), socket, 10 * socket + node, cache)
+        for number, (socket, node, cache, core) in zip(numbers, places, strict=True)
+    ]
     allowed = draw(st.none() | st.sets(st.sampled_from(numbers), min_size=1))
     quota = draw(st.none() | st.floats(0.1, len(cpus) + 2))
     counted = draw(st.none() | st.integers(1, len(cpus) + 2))
@@ -64,20 +57,14 @@ OPTIONS = st.builds(
 @settings(max_examples=150)
 @given(machines(), OPTIONS)
 def test_the_rules(machine: Machine, options: PlanOptions) -> None:
-    plan = make_plan(machine, options)
-    check(machine, options, plan)
+    check(machine, options, make_plan(machine, options))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 16, "socket", "numa", "l3"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_rules_on_real_machines(name: str, ranks: int | str) -> None:
-    options = PlanOptions(ranks)  # type: ignore[arg-type]
-    found = machine_of(name)
-    check(found, options, make_plan(found, options))
-
-
-def _part(core: Core, part: str) -> int:
-    return {"socket": core.socket, "numa": core.numa_node, "l3": core.l3}[part]
+def test_the_rules_on_real_machines(name: str) -> None:
+    for ranks in (1, 2, 3, 4, 7, 16, "socket", "numa", "l3"):
+        options = PlanOptions(ranks)  # type: ignore[arg-type]
+        check(machine_of(name), options, make_plan(machine_of(name), options))
 
 
 def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
@@ -130,9 +117,10 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
 
     # A rank for each part, inside that part, as far as a quota pays.
     if isinstance(options.ranks, str):
-        parts = [{_part(core_of[cpu], options.ranks) for cpu in rank.cpus} for rank in ranks]
-        assert all(len(part) == 1 for part in parts)
-        there = {_part(core, options.ranks) for core in usable.cores}
+        part = "numa_node" if options.ranks == "numa" else options.ranks
+        parts = [{getattr(core_of[cpu], part) for cpu in rank.cpus} for rank in ranks]
+        assert all(len(own) == 1 for own in parts)
+        there = {getattr(core, part) for core in usable.cores}
         assert len(ranks) == len(set.union(*parts)) <= len(there)
         pays = int(min(limits, default=len(usable.cores)))
         assert len(ranks) == min(len(there), max(pays, 1))
@@ -144,22 +132,6 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
             assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize(
-    ("there", "options", "threads", "data"),
-    [
-        ({"sockets": 2, "cores": 24, "threads": 2}, PlanOptions("socket"), 24, [(), ()]),
-        ({"cores": 16}, PlanOptions(1, data_workers=2), 14, [(14, 15)]),
-        # Slurm's count of CPUs is a quota on threads.
-        ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4),
-    ],
-)
-def test_what_cores_do(there: dict[str, Any], options: PlanOptions, threads: int, data: list[tuple[int, ...]]) -> None:
-    plan = make_plan(machine(**there), options)
-    assert [rank.omp_threads for rank in plan.ranks] == [threads] * len(data)
-    assert [rank.data_cpus for rank in plan.ranks] == data
-    assert plan.pinned is not ("limits" in there)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("cores", [8, 16, 32])
 def test_cores_for_data_are_at_most_an_eighth_or_beyond_the_threads_of_the_user(cores: int, workers: int) -> None:
@@ -168,7 +140,8 @@ def test_cores_for_data_are_at_most_an_eighth_or_beyond_the_threads_of_the_user(
         plan = make_plan(machine(cores=2 * cores), PlanOptions(2, workers, threads))
         data = min(workers, cores // 8 if threads is None else max(cores - threads, 0))
         for rank in plan.ranks:
-            assert (len(rank.cpus), len(rank.data_cpus)) == (cores - data, data)
+            own = tuple(range(cores * rank.rank, cores * rank.rank + cores))
+            assert (rank.cpus, rank.data_cpus) == (own[: cores - data], own[cores - data :])
             assert rank.omp_threads == (threads or len(rank.cpus))
         said = any(line.startswith("over-subscribed") for line in plan.warnings)
         assert said is (threads is not None and threads > cores)
@@ -179,28 +152,23 @@ def test_ranks_follow_l3_caches_inside_a_node() -> None:
     assert [rank.mask for rank in plan.ranks] == [tuple(range(6 * rank, 6 * rank + 6)) for rank in range(4)]
 
 
-def test_more_ranks_than_nodes_go_where_there_is_room() -> None:
-    allowed = frozenset(range(12)) | {16, 17, 18, 19}
-    plan = make_plan(machine(nodes=2, cores=16, limits=Limits(allowed)), PlanOptions(4))
-    assert [(rank.numa_nodes, len(rank.mask)) for rank in plan.ranks] == [((0,), 4)] * 3 + [((1,), 4)]
-
-
 @pytest.mark.parametrize(
-    ("there", "quota", "ranks", "cores", "pinned"),
+    ("there", "limits", "ranks", "cores", "pinned"),
     [
-        ({"cores": 32}, 1.5, 1, [1], False),
-        ({"cores": 32}, 8.0, 2, [4, 4], False),
-        ({"cores": 32}, 0.5, 1, [1], False),
-        ({"cores": 32}, 3.0, 4, [1] * 4, False),
-        ({"cores": 32}, 64.0, 1, [32], True),
-        ({"sockets": 2, "cores": 8}, 8.0, "numa", [4, 4], False),
-        ({"sockets": 2, "nodes": 4, "cores": 8}, 1.5, "numa", [1], False),
+        ({"cores": 32}, Limits(quota=8.0), 2, [4, 4], False),
+        ({"cores": 32}, Limits(quota=0.5), 1, [1], False),
+        ({"cores": 32}, Limits(quota=3.0), 4, [1] * 4, False),
+        ({"cores": 32}, Limits(quota=64.0), 1, [32], True),
+        ({"cores": 32}, Limits(counted=16), 4, [4] * 4, False),  # by Slurm
+        ({"nodes": 2, "cores": 16}, Limits(frozenset(range(12)) | {16, 17, 18, 19}), 4, [4] * 4, True),
+        ({"sockets": 2, "cores": 8}, Limits(quota=8.0), "numa", [4, 4], False),
+        ({"sockets": 2, "nodes": 4, "cores": 8}, Limits(quota=1.5), "numa", [1], False),
     ],
 )
-def test_threads_are_counted_by_the_quota(
-    there: dict[str, int], quota: float, ranks: int | Part, cores: list[int], pinned: bool
+def test_ranks_share_what_is_allowed(
+    there: dict[str, int], limits: Limits, ranks: int | Part, cores: list[int], pinned: bool
 ) -> None:
-    plan = make_plan(machine(**there, limits=Limits(quota=quota)), PlanOptions(ranks))
+    plan = make_plan(machine(**there, limits=limits), PlanOptions(ranks))
     assert [len(rank.mask) for rank in plan.ranks] == cores
     assert plan.pinned is pinned
     assert any("not pinned" in line for line in plan.warnings) is not pinned

@@ -14,9 +14,8 @@ from layouts import LAYOUTS, machine_of, unpack
 from cpudist.bench import rank_counts
 from cpudist.cli.main import main
 from cpudist.compiler import cache_folder
-from cpudist.topology import NumaNode, measured_ranks
+from cpudist.topology import measured_ranks
 from cpudist.topology.limits import Limits
-from cpudist.topology.machine import Machine
 from cpudist.topology.picture import draw
 from cpudist.topology.pinning_plan import PlanOptions, make_plan
 
@@ -78,7 +77,7 @@ def test_the_picture_fits_the_terminal_and_shows_every_core(name: str, width: in
 
 def test_the_picture() -> None:
     whole = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
-    machine = replace(whole, limits=Limits(cpus=frozenset(range(6))))
+    machine = replace(whole, limits=Limits(cpus=frozenset(range(6)), memory=4 << 30))
     text = draw(machine, make_plan(machine, PlanOptions("numa", data_workers=1, omp_threads=2)), 80)
     assert text.startswith("machine: 4 sockets, 8 NUMA nodes, 8 L3 groups, 32 cores, 32 CPUs, 128 GB of\n")
     assert [line for line in text.splitlines() if line.startswith("socket")] == [f"socket {n}" for n in range(4)]
@@ -87,34 +86,23 @@ def test_the_picture() -> None:
     assert "    CPUs 4-7            1  1  x  x" in text
     assert "0d loads its data, x not for this process" in " ".join(text.split())
     assert "rank 0 computes with 2 threads on CPUs 0-2, data on 3\n" in text
+    assert "this process may use only 4 GB of memory" in text
+    more = replace(whole, limits=Limits(memory=256 << 30))  # a virtual machine has less until it needs it
+    assert "GB of memory" not in draw(more, make_plan(more, PlanOptions(1)), 80)
 
 
-@pytest.mark.parametrize(("allowed", "said"), [(4, True), (128, False)])
-def test_a_memory_limit_is_shown_where_the_machine_has_more(allowed: int, said: bool) -> None:
-    """A virtual machine gets memory when it needs it: it may have less than it is allowed."""
-    machine = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
-    nodes = tuple(NumaNode(node.number, memory=1 << 30) for node in machine.topology.numa_nodes)
-    limits = replace(machine.limits, memory=allowed << 30)
-    machine = Machine(replace(machine.topology, numa_nodes=nodes), limits)
-    shown = draw(machine, make_plan(machine, PlanOptions(1)), 80)
-    assert (f"this process may use only {allowed} GB of memory" in shown) == said
-
-
-def test_warnings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_number_of_ranks_is_the_default_and_odd_ones_are_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert measured_ranks.load() is None
+    measured_ranks.save(3)
+    assert main(["plan", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert main(["plan", "--ppn", "1000"]) == 0
     shown = capsys.readouterr().out
     assert "warning: over-subscribed: 1000 ranks share" in shown
     assert "warning: OMP_NUM_THREADS=3 is set and stays" in shown
-
-
-def test_a_measured_number_of_ranks_is_the_default(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert measured_ranks.load() is None
-    measured_ranks.save(3)
-    assert main(["plan", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
-    assert main(["plan", "--json", "--ppn", "1"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 1
     (tmp_path / "cpudist" / "ranks.json").write_text("[")
     assert measured_ranks.load() is None
 

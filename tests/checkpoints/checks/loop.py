@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 import cpudist
 from cpudist.checkpoints import folders
-from cpudist.errors import UserError
 
 KINDS = ["plain", "fsdp"]
 SAMPLES, FEATURES = 12, 6
@@ -89,8 +88,7 @@ def _expected(steps: int) -> Any:
 
 def main() -> None:
     """Run both trainings, and compare their parameters with those of a single process."""
-    options = json.loads(os.environ.get("CHECK_INIT", "{}"))
-    world = cpudist.init(**options)
+    world = cpudist.init(**json.loads(os.environ.get("CHECK_INIT", "{}")))
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     attempt = int(os.environ.get("CPUDIST_RESTART_COUNT", "0"))
     if len(sys.argv) > 3 and world.rank == 0 and attempt < 2:
@@ -105,13 +103,6 @@ def main() -> None:
             for name, value in getattr(found, "module", found).state_dict().items():
                 whole = value.full_tensor() if isinstance(value, DTensor) else value.cpu()
                 torch.testing.assert_close(whole, expected[name], rtol=1e-4, atol=1e-5)
-    if world.size > 1:
-        refused = ""
-        try:
-            cpudist.Checkpoints(folder / "plain").save(steps + world.rank, torch.nn.Linear(1, 1))
-        except UserError as error:
-            refused = str(error)
-        assert "save one step on all ranks" in refused, refused
     if world.rank == 0:
         print(f"{steps} steps passed")
     cpudist.shutdown()

@@ -1,4 +1,4 @@
-"""Start and end the hosts of a bed, run commands on them, disconnect, slow down, freeze and kill them."""
+"""Start and end the hosts of a bed, run commands on them, disconnect, slow down, stop and kill them."""
 
 from __future__ import annotations
 
@@ -59,18 +59,12 @@ class _Host:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a watched command ended.
+    """How a watched command ended."""
 
-    Attributes:
-        returncode: its exit status; None: it had to be killed.
-        left: for each host the processes that were left.
-        at: time.monotonic() when it had returned and nothing was left, or at the end of the timeout.
-    """
-
-    returncode: int | None
+    returncode: int | None  # None: it had to be killed
     output: str
-    left: dict[str, dict[int, str]]
-    at: float
+    left: dict[str, dict[int, str]]  # for each host the processes that were left
+    at: float  # time.monotonic() when it had returned and nothing was left, or at the end of the timeout
 
 
 class Bed:
@@ -216,30 +210,16 @@ class Bed:
             self._on_switch("tc", "qdisc", "replace", "dev", host.port, "root", *discipline)
             _in_network_of(host.first.pid, "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
 
-    def freeze(self, host: str) -> None:
-        """Stop every process of the host. Its kernel still accepts packets and connections."""
-
-        def all_stopped() -> bool:
-            states = set()
-            for pid in self._members(host):  # repeated, since a process may fork meanwhile
-                with suppress(psutil.NoSuchProcess):
-                    process = psutil.Process(pid)
-                    process.suspend()
-                    states.add(process.status())
-            return states <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
-
-        assert poll(all_stopped, _LEAVE_SECONDS), f"{host} has processes that cannot be stopped"
-
     def join(self, host: str, group: ControlGroup) -> None:
         """Move the host's own processes into a control group, and with them all that is started over ssh."""
         for pid in self._hosts[host].own:
             group.join(pid)
 
-    def thaw(self, host: str) -> None:
-        """Continue the processes of a frozen host."""
+    def send_signal(self, host: str, number: signal.Signals) -> None:
+        """Send a signal to every process of the host. If all are stopped, its kernel still accepts connections."""
         for pid in self._members(host):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, number)
 
     def kill(self, host: str) -> None:
         """Take the host's link down and kill its processes, as a loss of power does. It cannot be started again."""
@@ -310,10 +290,7 @@ def _end(host: _Host) -> None:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.wait(_START_SECONDS)
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
+    process.communicate(timeout=_START_SECONDS)  # closes the pipes
 
 
 def _in_network_of(pid: int, *command: str) -> str:

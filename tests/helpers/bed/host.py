@@ -52,14 +52,12 @@ def _mount_sysfs() -> None:
 def _start_sshd() -> None:
     subprocess.Popen(["/usr/sbin/sshd", "-D"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + _SSHD_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", 22), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                sys.exit(f"{socket.gethostname()}: sshd did not answer within {_SSHD_SECONDS:g} s")
-            time.sleep(0.01)
+    while time.monotonic() < deadline:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", 22)) == 0:
+                return
+        time.sleep(0.01)
+    sys.exit(f"{socket.gethostname()}: sshd did not answer within {_SSHD_SECONDS:g} s")
 
 
 def _sh(*command: str) -> None:

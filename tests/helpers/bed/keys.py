@@ -14,15 +14,8 @@ Host *
 _SERVER = """\
 HostKey /etc/ssh/server_key
 AuthorizedKeysFile /etc/ssh/authorized_keys
-PermitRootLogin prohibit-password
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-UsePAM no
-UseDNS no
 StrictModes no
 MaxStartups 200
-PidFile none
-PrintMotd no
 """
 
 

@@ -1,6 +1,6 @@
 """Run by each rank: says who it is once all ranks have met, and does what its arguments say.
 
-    greets.py FOLDER [WHAT RANK]      WHAT: raise, kill, hang, once (killed in the first attempt only)
+    greets.py FOLDER [WHAT RANK]      WHAT: hang, wait (hang in the first attempt only), once (killed in it)
 
 Each rank leaves a file in FOLDER for each attempt, with its host.
 """
@@ -23,11 +23,8 @@ dist.all_reduce(total)
 (folder / f"{attempt}-{rank}").write_text(socket.gethostname())
 print(f"rank {rank} of {int(total)} on {socket.gethostname()}", flush=True)
 dist.barrier()  # no rank fails before all have left their file
-if rank == int(who):
-    if what == "raise":
-        raise ValueError("no such thing")
-    if what == "kill" or (what == "once" and attempt == "0"):
-        os.kill(os.getpid(), signal.SIGKILL)
+if rank == int(who) and what == "once" and attempt == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
 if what == "hang" or (what == "wait" and attempt == "0"):
     (folder / "waiting").touch()
     time.sleep(300)

@@ -33,10 +33,6 @@ def is_interrupted() -> None:
     time.sleep(1000)
 
 
-def takes(*values: float) -> None:
-    """What gets another value on each node."""
-
-
 def other() -> None:
     """What nobody else runs."""
 
@@ -48,7 +44,6 @@ def launch(case: str, node: int) -> object:
         "restart": (fails_once, (), {"max_restarts": 1}),
         "interrupt": (is_interrupted, (), {}),
         "function": ((fails, other)[node], (), {}),
-        "arguments": (takes, (3, node / 10), {}),
         "nodes": (fails, (), {"num_nodes": 2 + node}),
         "number": (fails_once, (), {"node_rank": 0, "timeout": 15}),
     }

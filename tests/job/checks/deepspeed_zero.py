@@ -1,7 +1,5 @@
 """Train with DeepSpeed, as a script that knows nothing of cpudist; print the losses of ZeRO 1, 2 and 3."""
 
-import sys
-
 import deepspeed
 import torch
 
@@ -21,6 +19,5 @@ for stage in (1, 2, 3):
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    sys.stdout.write(f"{backend}: rank {rank}, ZeRO {stage}: {losses}\n")
-    sys.stdout.flush()
+    print(f"{backend}: rank {rank}, ZeRO {stage}: {losses}", flush=True)
 torch.distributed.barrier()

@@ -13,14 +13,10 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "image_classifier.ipynb"
 
 
-def example(
-    processes: str, nodes: str = "1", node_rank: str = "0", address: str | None = None
-) -> nbformat.NotebookNode:
+def example(*values: object) -> nbformat.NotebookNode:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    parameters.source = (
-        f"NUM_PROCESSES, NUM_NODES, NODE_RANK, MASTER_ADDR = {processes}, {nodes}, {node_rank}, {address!r}"
-    )
+    parameters.source = f"NUM_PROCESSES, NUM_NODES, NODE_RANK, MASTER_ADDR = {values}"
     return notebook
 
 
@@ -29,8 +25,9 @@ def program(file: str) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
 
 
-def main(first: str, *others: str) -> None:
-    notebook = program(first) if first.endswith(".py") else example(first, *others)
+def main(first: str, nodes: str = "1", node_rank: str = "0", address: str | None = None) -> None:
+    alone = first.endswith(".py")
+    notebook = program(first) if alone else example(int(first), int(nodes), int(node_rank), address)
     try:
         NotebookClient(notebook, timeout=150, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
     finally:

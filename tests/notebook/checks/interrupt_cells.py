@@ -20,31 +20,22 @@ _CELL_SECONDS = 120
 
 DEFINE = """
 import cpudist
-def work(steps):
-    world = cpudist.init()
-    import torch.distributed as dist
-    cpudist.job.current().record.training.losses += [3.0, 2.5, 1.0]  # as Trainer does
-    for _ in range(steps):
-        dist.barrier()
-    return world.size
-"""
-LATE = """
-def late():
-    world = cpudist.init()
+def work(steps, late=0):
     import time
     import torch.distributed as dist
+    world = cpudist.init()
+    cpudist.job.current().record.training.losses += [3.0, 2.5, 1.0]  # as Trainer does
     dist.barrier()
-    cpudist.job.current().set_timeout(4)  # the start may take longer
-    if world.rank == 1:
-        time.sleep(1000)
-    dist.barrier()
-cpudist.notebook_launcher(late)
+    if late:
+        cpudist.job.current().set_timeout(4)  # the start may take longer
+    time.sleep(late * world.rank)
+    for _ in range(steps):
+        dist.barrier()
 """
-LAUNCH = "print('result', cpudist.notebook_launcher(work, ({steps},)))"
-
+LAUNCH = "cpudist.notebook_launcher(work, ({steps}, {late}))"
 
 _START = re.compile("the ranks start")
-_RANKS = re.compile(r"rank +host .+\n(\d .+ in barrier #\d+ \(cell \d+, line 7\) .+\n){2}loss 3 to 1  █▆▁")
+_RANKS = re.compile(r"rank +host .+\n(\d .+ in barrier #\d+ \(cell \d+, line 12\) .+\n){2}loss 3 to 1  █▆▁")
 
 
 def run(
@@ -53,11 +44,7 @@ def run(
     at_work: Callable[[], object] | None = None,
     shown: re.Pattern[str] = _RANKS,
 ) -> str:
-    """Run a cell to its end; with `at_work`, call this when the cell shows the ranks in a barrier, or `shown`.
-
-    Returns:
-        What it has printed, and the traceback if it has raised.
-    """
+    """Run a cell, call `at_work` when it shows the ranks at work, and return its output and traceback."""
     said, places = "", dict[str, dict[str, str]]()
 
     def hear(message: dict[str, Any]) -> None:
@@ -101,14 +88,14 @@ def main(times: int) -> None:
         run(client, DEFINE)
         for number in range(times + 1):
             at_different_moments = functools.partial(interrupt, 0.1 * (number % 5))
-            said = run(client, LAUNCH.format(steps=10**9), at_different_moments, _RANKS if number else _START)
+            said = run(client, LAUNCH.format(steps=10**9, late=0), at_different_moments, _RANKS if number else _START)
             assert said.splitlines()[1:] == ["cpudist: interrupted; no rank runs any more"], said
             _, alive = psutil.wait_procs([*processes, *children()], timeout=15)
             alive = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]  # interrupted inside Popen
             assert not alive, f"left behind: {alive}"
         assert processes, "nothing ran that could be interrupted"
-        said = run(client, LATE)
-        cause = r"RankFailed: a collective timed out: rank 1 \(.+\) never reached .+; it was last in cell \d+, line 8"
+        said = run(client, LAUNCH.format(steps=1, late=1000))
+        cause = r"RankFailed: a collective timed out: rank 1 \(.+\) never reached .+; it was last in cell \d+, line 10"
         assert re.fullmatch(cause, said.splitlines()[-1]), said
         print(f"{times} interrupted cells left nothing")
     finally:

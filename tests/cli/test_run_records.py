@@ -1,0 +1,151 @@
+"""`cpudist summary` and `cpudist forecast`, which read the records of runs."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import BIN, run
+
+from cpudist import user_cache
+from cpudist.cli.main import main
+from cpudist.observability import summary
+
+
+def _run(folder: Path, losses: tuple[float, ...] = (2.0, 1.0), **fields: Any) -> Path:
+    """Write the record of a run into a new folder."""
+    record = {"world_size": 2, "hosts": ["n0", "n1"], "backend": "ccl", "transport": "mpi", "exit": "completed"}
+    record |= {"loss": {"first": losses[0], "last": losses[-1]}, "losses": [*losses, None]}
+    record |= {"step_seconds": {"median": 1.2, "p95": 1.3}, "samples_per_second": 10.0, "memory": 2 << 30}
+    record |= {"gradients": {"compress": "bf16"}, "pinning": [{"omp_threads": 1000}]}
+    record |= {"gradient_times": {"waiting": 0.3, "values": 20_000_000, "groups": [[0.5, 40_000_000], [0, 40_000_000]]}}
+    folder.mkdir(parents=True)
+    (folder / "cpudist.json").write_text(json.dumps(record | fields))
+    return folder
+
+
+def test_how_runs_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    common = ["train.py", "--do_train", "--lr"]
+    falls = _run(tmp_path / "a", (4.0, 0.5), command=[*common, "1e-4"])
+    rises = _run(tmp_path / "b", (1.0, 4.0), command=[*common, "3e-4", "--fp16"])
+    assert main(["summary", str(falls), str(rises / "cpudist.json")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["loss", "4", "to", "0.5", "1", "to", "4"] in lines
+    assert ["--lr:", "1e-4", "|", "3e-4"] in lines
+    assert ["--fp16:", "not", "given", "|", "given"] in lines
+    assert not any(line[:1] == ["--do_train:"] for line in lines)
+
+
+def test_a_run_in_full(tmp_path: Path) -> None:
+    attempts = {"restarts": 1, "attempts": [[0, 30], [20, 100]], "steps": 100, "samples_per_second": 32.714}
+    figures = {"dtype": "bfloat16", "optimizations": ["ipex", "dropout"], "gradients": {"compress": "int8"}}
+    run = summary.read(_run(tmp_path / "a", (4.0, 2.0, 1.0), communication_share=0.06, **attempts, **figures))
+    assert run.rows() == {
+        "ranks": "2 on n0, n1",
+        "backend": "ccl over mpi",
+        "computes in": "bfloat16",
+        "optimized": "ipex, dropout",
+        "compression": "int8",
+        "ended": "completed",
+        "restarts": "1",
+        "recomputed": "10 steps",
+        "steps": "100",
+        "samples/s": "32.71",
+        "step (p95)": "1200 ms (1300)",
+        "waits for messages": "6 %",
+        "loss": "4 to 1",
+        "curve": "█▃▁",
+    }
+    nothing = summary.Run("b", {"world_size": 1}).rows()
+    assert nothing == {**dict.fromkeys(run.rows(), ""), "ranks": "1 on "}
+
+
+@pytest.mark.parametrize(("width", "tables"), [(40, 6), (80, 2), (1000, 1)])
+def test_as_many_runs_are_side_by_side_as_fit_the_terminal(tmp_path: Path, width: int, tables: int) -> None:
+    names = [f"train-20261127-08150{number}-4711" for number in range(6)]
+    runs = [summary.read(_run(tmp_path / name, dtype="bfloat16")) for name in names]
+    text = summary.table(runs, width)
+    assert text.count("computes in") == tables
+    assert tables == 6 or max(map(len, text.splitlines())) <= width
+    assert text.split()[:2] == ["train-20261127-"] * 2 or tables == 6
+
+
+def test_a_folder_of_runs_is_all_of_them_oldest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, day in (("b", 1), ("a", 2)):
+        os.utime(_run(tmp_path / "runs" / name, exit=name * 3) / "cpudist.json", (day, day))
+    assert main(["summary", str(tmp_path / "runs")]) == 0
+    assert ["ended", "bbb", "aaa"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_ranks_that_delay_the_others_are_shown_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    delays = [{"host": f"h{rank}", "waits": 0.2 - rank / 100, "delays": rank / 100} for rank in range(12)]
+    waiting = [{"rank": rank, **one} for rank, one in enumerate(delays)]
+    run = _run(tmp_path / "a", [2.0, 1.0], waiting=waiting, restarts=2, attempts=[[0, 30], [20, 15], [30, 70]])
+    assert main(["summary", str(run)]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["recomputed", "15", "steps"] in lines
+    first = lines.index(["rank", "host", "waits", "delays"])
+    assert lines[first + 1] == ["4", "h4", "16%", "4%"]
+    assert lines[first + 8 : first + 10] == [["11", "h11", "9%", "11%"], *[line for line in lines if "more" in line]]
+    assert "and 4 more ranks, which delay the others less" in shown
+    other = _run(tmp_path / "b", [2.0, 1.0])
+    assert main(["summary", str(run), str(other)]) == 0
+    assert "more ranks" not in capsys.readouterr().out
+
+
+SCRIPT = """
+import time
+import cpudist, torch
+world = cpudist.init()
+layers = [torch.nn.Linear(1024, 1024) for _ in range(4)]
+model = cpudist.wrap(torch.nn.Sequential(*layers))
+layers[1].register_full_backward_hook(lambda *_: time.sleep(0.2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(4, 1024)).sum().backward()
+    cpudist.step(optimizer)
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.job
+def test_a_script_makes_its_steps_here(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [str(BIN / "cpudist"), "forecast", "--hosts", "2,8", "--network", "1gbit", "--json", "--", str(script)]
+    shown = run(command, timeout=200)
+    assert shown.returncode == 0, shown.output
+    found = {(one["hosts"], one["compress"]): one for one in json.loads(shown.stdout)["forecasts"]}
+    assert list(found) == [(1, "none"), *((hosts, scheme) for hosts in (2, 8) for scheme in ("none", "bf16", "int8"))]
+    assert found[1, "none"]["step"] == found[1, "none"]["measured"] > 0.2
+    # 8.4 of the 16.8 MB are complete 0.2 s before the others, so only these, 0.075 s, are waited for.
+    assert 0.06 < found[2, "none"]["waiting"] < 0.08
+    assert found[2, "none"]["waiting"] < found[8, "none"]["waiting"]
+    assert found[2, "int8"]["memory"] - found[2, "none"]["memory"] == 4 * 4 * (1024 * 1024 + 1024)
+
+
+def test_a_record_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecast", str(_run(tmp_path / "out")), "--hosts", "4", "--network", "1gbit"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    shown = [" ".join(line.split()[:2]) for line in lines]
+    assert shown[:5] == ["1 none", "2 none", "2 bf16", "2 int8", "4 none"]
+    assert lines[2].split()[2:6] == ["1078", "ms", "1200", "ms"]  # the run itself
+    assert lines[-1].startswith("On 4 hosts computing is the limit, and ")
+    assert max(map(len, [head, *lines[:-1]])) <= 80
+
+
+def test_further_runs_are_compared_on_the_network_of_the_last_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    user_cache.write("network.json", {"bandwidth": 6.7e7})
+    alone = _run(tmp_path / "one", hosts=["n0"], world_size=1, gradients=None)
+    later = _run(tmp_path / "four", hosts=["n0", "n1", "n2", "n3"], world_size=4, step_seconds={"median": 1.4})
+    assert main(["forecast", str(alone), str(later), "--hosts", "2", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["bandwidth"] == 6.7e7
+    measured = {(one["hosts"], one["compress"]): one["measured"] for one in shown["forecasts"] if one["measured"]}
+    assert measured == {(1, "none"): 1.2, (4, "bf16"): 1.4}

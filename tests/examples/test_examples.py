@@ -1,0 +1,129 @@
+"""Each example learns on two ranks; those of Trainer come to the same in one process."""
+
+import bisect
+import heapq
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from jobs import completed, mpirun, train
+from PIL import Image
+from pretrained import minilm, small_bert
+from trainer_examples import EXAMPLES, trained
+
+
+@pytest.mark.job
+def test_the_first_command_of_the_readme_learns(tmp_path: Path) -> None:
+    """tests/backends/xla compares its program on every backend."""
+    result = completed(mpirun(2, *train(str(EXAMPLES / "one_program.py"), str(tmp_path / "out"))), timeout=120)
+    losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", result.stdout)]
+    assert len(losses) == 20
+    assert losses[-1] < losses[0]
+    assert list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.job
+def test_digits_are_learnt_in_bf16(tmp_path: Path) -> None:
+    result = completed(mpirun(2, sys.executable, str(EXAMPLES / "train_digits.py"), str(tmp_path)), timeout=120)
+    found = re.search(r"backend='ccl'.*: ([\d.]+)% of 297 digits right", result.stdout)
+    assert found, result.output
+    assert float(found[1]) > 85
+    (line,) = result.report.splitlines()
+    assert "bfloat16 autocast" in line
+
+
+@pytest.mark.job
+def test_ranks_that_train_apart_and_are_averaged_learn() -> None:
+    words = ["--every", "8", "--group", "1", "--steps", "121"]
+    result = completed(mpirun(2, sys.executable, str(EXAMPLES / "local_sgd.py"), *words), timeout=120)
+    found = re.search(r"held-out loss (\S+)", result.stdout)
+    assert found, result.output
+    assert float(found[1]) < 4
+
+
+@pytest.mark.job
+def test_digits_are_learnt_and_a_folder_of_images_goes_on_from_that_model(tmp_path: Path) -> None:
+    """On two ranks; then two classes in colour, of which one process and two ranks classify as many rightly."""
+    digits, colors = tmp_path / "digits", tmp_path / "colors"
+    words = ["--num_train_epochs", "6", "--learning_rate", "3e-3", "--per_device_train_batch_size", "16"]
+    _, logged = trained(digits, 2, "images", *words, options=["--backend", "gloo"])
+    assert logged["eval_accuracy"][-1] > 0.6
+
+    for name, color in (("red", (200, 0, 0)), ("blue", (0, 0, 200))):
+        (colors / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (8, 8), color).save(colors / name / f"{number}.png")
+    words = ["--data_dir", str(colors), "--model_name", str(digits), "--max_steps", "3"]
+    _, alone = trained(tmp_path / "1", 1, "images", *words)
+    _, logged = trained(tmp_path / "2", 2, "images", *words, options=["--backend", "gloo"])
+    config = json.loads((tmp_path / "2" / "config.json").read_text())
+    assert config["id2label"] == {"0": "blue", "1": "red"}
+    assert logged["eval_accuracy"] == alone["eval_accuracy"]
+
+
+@pytest.mark.job
+def test_a_language_model_learns_the_same_on_two_ranks(tmp_path: Path) -> None:
+    words = ["--train_files", heapq.__file__, shlex.__file__, "--eval_files", bisect.__file__]
+    words += ["--eval_on_start", "--block_size", "32"]
+    words += ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--vocab_size", "400"]
+    words += ["--max_steps", "30", "--learning_rate", "5e-3", "--logging_steps", "1", "--per_device_train_batch_size"]
+    result, two = trained(tmp_path / "2", 2, "language_model", *words, "4", options=["--backend", "ccl"])
+    assert result.stdout.count("eval_perplexity         =") == 1, "rank 0 alone prints"
+    assert result.stdout.count("The model writes:\n") == 1, result.output
+    _, one = trained(tmp_path / "1", 1, "language_model", *words, "8")
+    assert two["loss"][-1] < two["loss"][0] - 0.5
+    assert two["loss"] == pytest.approx(one["loss"], abs=1e-3)
+    assert two["eval_perplexity"][-1] < 0.6 * two["eval_perplexity"][0]
+    assert two["eval_perplexity"] == pytest.approx(one["eval_perplexity"], rel=1e-3)
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "2" / name).exists(), name
+
+
+@pytest.mark.job
+def test_question_answering_learns_and_scores_the_same_on_two_ranks(tmp_path: Path) -> None:
+    """A new small BERT, without dropout, learns the answers of a small file."""
+    from transformers import AutoTokenizer, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(minilm())
+    torch.manual_seed(0)
+    BertModel(small_bert(len(tokenizer), width=64, layers=1, heads=2, tokens=64)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    questions = str(Path(__file__).with_name("village.json"))
+    words = ["--model_name", str(tmp_path / "model"), "--train_file", questions, "--eval_file", questions]
+    words += ["--max_seq_length", "64", "--doc_stride", "16", "--learning_rate", "3e-3", "--logging_steps", "1"]
+    words += ["--eval_on_start", "--max_steps"]
+    more = ["30", "--per_device_train_batch_size", "4"]
+    _, two = trained(tmp_path / "2", 2, "question_answering", *words, *more, options=["--backend", "ccl"])
+    _, one = trained(tmp_path / "1", 1, "question_answering", *words, "1", "--per_device_train_batch_size", "8")
+    for name in ("loss", "eval_exact_match", "eval_f1"):  # at the start
+        assert two[name][0] == pytest.approx(one[name][0], rel=1e-4), name
+    assert two["loss"][-1] < two["loss"][0] - 0.5
+
+
+def test_answers_of_several_windows_and_their_scores() -> None:
+    """Two windows of a question, and one of a question without an answer; token 0 is [CLS], token 1 the question."""
+    example = runpy.run_path(str(EXAMPLES / "question_answering.py"), run_name="example")
+    context = "ab cd ef"
+    questions = Dataset.from_list([{"context": context, "answers": ["cd"]}, {"context": context, "answers": []}])
+    chars = [[[0, 0], [0, 0], [0, 2], [3, 5]], [[0, 0], [0, 0], [3, 5], [6, 8]], [[0, 0], [0, 0], [0, 2], [3, 5]]]
+    windows = Dataset.from_dict({"number": [0, 0, 1], "chars": chars})
+    start = np.array([[0.0, 9, 1, 0], [0, 9, 4, 0], [5, 0, 1, 0]])
+    end = np.array([[0.0, 9, 0, 1], [0, 0, 1, 3], [5, 0, 0, 1]])
+    assert example["best_answers"](questions, windows, (start, end)) == ["cd ef", ""]
+    end[1] = [0, 0, 0, -9]  # an answer does not end before it starts
+    start[1] = [0, 0, -9, 9]
+    assert example["best_answers"](questions, windows, (start, end))[0] == "ab cd"
+    for answer, truths, expected in (
+        ("The  Lamp!", ["a lamp", "whale oil"], (1.0, 1.0)),
+        ("oil", ["1874", "whale oil from the north"], (0.0, 2 / 5)),
+        ("", [""], (1.0, 1.0)),
+        ("1911", [""], (0.0, 0.0)),
+    ):
+        assert example["score"](answer, truths) == pytest.approx(expected)

@@ -1,0 +1,116 @@
+"""Command lines: TARGET runs as under plain python, long arguments reach the ranks, lines and options in messages."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from jobs import completed
+
+from cpudist import console, long_arguments
+from cpudist.errors import UserError
+from cpudist.launchers import notebook
+from cpudist.target import resolve
+
+# Runs a target in a process of its own, since a target takes over sys.argv, sys.path and __main__.
+_RUN = "from cpudist.target import resolve; resolve({name!r}, {args!r}, module={module})()"
+
+_SCRIPT = """
+import dataclasses, multiprocessing, pickle, sys
+import neighbour
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+def double(x):
+    return 2 * x
+
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Point(3))) == Point(3)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(double, [4]) == [8]
+    print(sys.argv, neighbour.NAME, sys.modules["__main__"].__dict__ is globals())
+"""
+
+
+def _run(folder: Path, name: str, args: list[str], *, module: bool = False) -> str:
+    code = _RUN.format(name=name, args=args, module=module)
+    return completed([sys.executable, "-c", code], timeout=60, cwd=folder).stdout.strip()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "script.py").write_text(_SCRIPT)
+    (inner / "neighbour.py").write_text("NAME = 'neighbour'")
+    (inner / "package").mkdir()
+    (inner / "package" / "__init__.py").write_text("print('imported')")
+    (inner / "package" / "part.py").write_text("import sys; print(__name__, __package__, sys.argv[1:])")
+    return tmp_path
+
+
+@pytest.mark.job
+def test_a_script_sees_its_arguments_its_neighbours_and_itself_and_a_module_its_package(folder: Path) -> None:
+    assert _run(folder, "inner/script.py", ["--a", "1"]) == "['inner/script.py', '--a', '1'] neighbour True"
+    assert _run(folder / "inner", "package.part", ["x"], module=True) == "imported\n__main__ package ['x']"
+
+
+def test_it_imports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder / "inner")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    resolve("package.part", [], module=True)
+    for name in ("package", "package.missing", "package.part.deeper", "missing.part", "json."):
+        with pytest.raises(UserError, match="there is no module"):
+            resolve(name, [], module=True)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("name", "part"), [("train", "or -m and a module"), ("a/b", "no script"), (".", "a folder")])
+def test_unknown_targets_say_what_could_have_been(name: str, part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        resolve(name, [])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(st.characters(exclude_characters="\0")), max_size=5), st.sampled_from([0, 252, 300]))
+@example(["\udcff", "", "a b\n"], 300)
+def test_long_arguments_arrive_once(monkeypatch: pytest.MonkeyPatch, words: list[str], more: int) -> None:
+    words = words + ["--x"] * more
+    monkeypatch.setattr(sys, "argv", ["cpudist-train"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "cpudist-train"])
+    found = long_arguments.variables(words)
+    assert bool(found) == (len(words) > 256)
+    os.environ.update(found)
+    for _ in range(2):
+        long_arguments.restore()
+        assert (sys.argv, sys.orig_argv) == (["cpudist-train", *words * bool(found)], ["python", *sys.argv])
+
+
+def test_too_long_arguments_are_an_error() -> None:
+    with pytest.raises(UserError, match="100000 arguments are too long"):
+        long_arguments.variables([os.urandom(2).hex() for _ in range(100_000)])
+
+
+def test_the_curve_of_a_training_that_diverges() -> None:
+    assert console.curve([3.0, 2.0, float("nan"), 4.0, float("inf")]) == "▅▁█"
+    assert console.curve([float("nan")]) == console.curve([]) == ""
+
+
+def test_an_option_is_written_as_its_user_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert console.option("async_checkpoint") == "--async-checkpoint"
+    monkeypatch.setenv(notebook.JOB, "job/0")
+    assert console.option("backend", "gloo") == 'notebook_launcher(…, backend="gloo")'
+    assert console.option("timeout") == "notebook_launcher(…, timeout=…)"
+
+
+def test_a_line_does_not_share_that_of_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    with tqdm(total=2, file=sys.stderr, ncols=30):
+        console.say("first")
+    console.say("second")
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    assert {"cpudist: first", "cpudist: second"} <= {*lines}

@@ -1,0 +1,160 @@
+"""What other processes and users write is checked: JSON, files and folders; the user's secrets stay private."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cpudist import answers, private
+from cpudist.errors import UserError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    seconds: float
+    optional: int | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    name: str
+    part: Part
+    parts: list[Part]
+    pair: tuple[float, float]
+    numbers: tuple[int, ...]
+    counts: dict[int, int]
+    kind: Literal["a", "b"]
+    certain: bool = True
+
+
+WHOLE = Whole("x", Part(1.5, 2), [Part(1.0)], (1.0, 2.0), (1, 2, 3), {1: 2}, "b")
+
+
+def test_what_was_written_is_read_after_a_greeting() -> None:
+    output = f"Welcome!\n\n{json.dumps(asdict(WHOLE))}\n"
+    assert answers.read(Whole, answers.last_line(output)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("name", 1), ("name", None), ("certain", 1), ("kind", "c"), ("kind", None), ("part", 3), ("part", {})],
+        *[("part", {"seconds": True}), ("part", {"seconds": 10**400}), ("part", {"seconds": 1, "optional": 1.5})],
+        *[("part", {"seconds": 1, "other": 1}), ("parts", {"seconds": 1}), ("pair", [1]), ("numbers", ["1"])],
+        *[("numbers", [2**63]), ("numbers", [True]), ("counts", {"x": 1}), ("unknown", 1)],
+    ],
+)
+def test_other_values_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of any text
+        answers.read(Whole, {**asdict(WHOLE), name: value})
+
+
+@given(JSON | st.fixed_dictionaries(dict.fromkeys(asdict(WHOLE), JSON)), st.text())
+def test_anything_is_read_or_refused(fields: Any, text: str) -> None:
+    for output in (text, "[" * 100_000 + text):
+        with suppress(ValueError):
+            answers.last_line(output)
+    try:
+        found = answers.read(Whole, fields)
+    except ValueError:
+        return
+    assert asdict(answers.read(Whole, json.loads(json.dumps(asdict(found))))).keys() == asdict(WHOLE).keys()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_all_that_make_the_secret_at_once_have_the_same(home: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        (found,) = {future.result() for future in [pool.submit(private.secret) for _ in range(16)]}
+    assert len(found) == 64
+    (file,) = (home / ".config/cpudist").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "part"),
+    [
+        ("known to others", 0o644, r"others may read it; .*CPUDIST_TOKEN"),
+        ("a link is not followed", None, "CPUDIST_TOKEN"),
+        *((text, 0o600, "/.config/cpudist/secret") for text in ("", "\n", "\udcff")),
+    ],
+)
+def test_a_file_without_a_secret_names_the_remedy(home: Path, text: str, mode: int | None, part: str) -> None:
+    file, other = home / ".config/cpudist/secret", home / "other"
+    file.parent.mkdir(parents=True)
+    other.write_text(text, errors="surrogateescape")
+    other.chmod(mode or 0o600)
+    other.rename(file) if mode else file.symlink_to(other)
+    with pytest.raises(UserError, match=part):
+        private.secret()
+
+
+def test_a_user_without_a_name_and_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 987654321)
+    assert private.home() is None
+    with pytest.raises(UserError, match="no home folder"):
+        private.secret()
+
+
+def test_who_could_change_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    assert private.why_not_trusted(tmp_path) is None
+    tmp_path.chmod(0o775)
+    assert private.why_not_trusted(tmp_path) == f"{tmp_path} can be written by other users (chmod go-w {tmp_path})"
+    tmp_path.chmod(0o755)
+    if os.getuid() == 0:
+        os.chown(tmp_path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert private.why_not_trusted(tmp_path) == f"{tmp_path} belongs to another user, not to you or root"
+
+
+NAMES = ["HF_TOKEN", "hub.token", "apikey", "api-key", "passwd", "WANDB_API_KEY", "db.password", "accessKey", "auth"]
+FORMS = {
+    "option": ("--{name}", "{value}"),
+    "one word": ("--{name}={value}",),
+    "one dash": ("-{name}", "{value}"),
+    "assignment": ("{name}={value}", "python"),
+    "override": ("+{name}={value}",),
+    "within a command": ("sh", "-c", "{name}={value} python run.py --{name} {value}"),
+    "JSON": ("--config", '{{"lr": 1, "{name}": "{value}"}}'),
+    "header": ("--header", "X-{name}: {value}"),
+    "query": ("https://host/path?a=1&{name}={value}",),
+    "after a flag of that name": ("--use_auth_token", "--{name}", "{value}"),
+    "password in an address": ("--store=redis://user:{value}@host/0",),
+    "token in an address": ("https://{value}@host/repository",),
+}
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(list(FORMS)), st.text("sS3kr37/+=_-.:?&,; @", min_size=3), st.booleans())
+@example("HF_TOKEN", "option", "--secret", True)
+def test_no_secret_survives(name: str, form: str, value: str, small: bool) -> None:
+    value = f"<{value}>"
+    words = [word.format(name=name.lower() if small else name, value=value) for word in FORMS[form]]
+    shown = private.without_secrets(["run.py", *words, "--lr", "3"])
+    assert not any(value in word for word in shown)
+    assert (shown[0], shown[-2:], len(shown)) == ("run.py", ["--lr", "3"], len(words) + 3)
+
+
+def test_other_words_stay() -> None:
+    words = ["--tokenizer_name", "x", "--max_new_tokens", "5", "--pad_token_id=0", "--config", "a:b", "me@host", ""]
+    assert private.without_secrets(words) == words
+    assert private.without_secrets(["login", "hf_" + "aB3" * 12]) == ["login", "***"]
+    assert private.without_secrets([]) == []
