@@ -5,7 +5,8 @@ torch's threads, store no mask for the backward pass, and take a seed from torch
 generator states and recomputed activations repeat the masks on any number of threads.
 
 The modules `torch.nn.Dropout` and `torch.nn.MultiheadAttention` and the attention of Hugging Face's models use them in
-their forward pass. Other modules, compiled models, and attention under transforms of torch.func have torch's dropout.
+their forward pass, compiled or not. Other modules, `torch.nn.MultiheadAttention` in a compiled model, and attention under
+transforms of torch.func have torch's dropout.
 """
 
 import functools
@@ -79,7 +80,7 @@ def library() -> Library:
     )
 
 
-_key: Any = None  # The dispatch key under which torch draws on all threads; None before `_load`.
+_key: Any = None  # The dispatch key under which torch draws on all threads; None before `_load`, as after unpickling.
 
 
 @functools.cache
@@ -114,19 +115,24 @@ def _forward_of(module: torch.nn.Module) -> Callable[..., Any] | None:
     return _attend if kind is torch.nn.MultiheadAttention or of_transformers else None
 
 
-def _is_usable() -> bool:
-    """Return whether no compiler traces the model and the operators are loaded; unpickling does not load them."""
-    return _key is not None and not torch.compiler.is_compiling()
+class _TracedAttention(torch.overrides.TorchFunctionMode):
+    """Let a compiler trace torch's attention with the operators' dropout."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.scaled_dot_product_attention and type(args[0]) is torch.Tensor:
+            function = torch.ops.cpudist.attention
+        return function(*args, **(kwargs or {}))
 
 
 def _drop(module: Any, forward: Any, /, input: torch.Tensor) -> torch.Tensor:
-    if module.inplace or not _is_usable():
+    if module.inplace or _key is None or (torch.compiler.is_compiling() and type(input) is not torch.Tensor):
         return forward(input)  # type: ignore[no-any-return]
     return torch.ops.cpudist.dropout(input, module.p, module.training)  # type: ignore[no-any-return]
 
 
 def _attend(module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if not module.training or not _is_usable():
+    if not module.training or _key is None:
         return forward(*args, **kwargs)
-    with torch._C._IncludeDispatchKeyGuard(_key):
+    # A compiler cannot trace the guard.
+    with _TracedAttention() if torch.compiler.is_compiling() else torch._C._IncludeDispatchKeyGuard(_key):
         return forward(*args, **kwargs)

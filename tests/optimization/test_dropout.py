@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pretrained import small_bert
 from torch import func, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
+from transformers import BertConfig, BertModel
 
 import cpudist
 from cpudist import compiler, job
@@ -276,10 +278,61 @@ def test_without_a_compiler_one_line_says_so(
     assert job.require().record.optimizations == ["native", kernels.ONE_THREAD]
 
 
-def test_compiled_models_draw_too() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), _encoder()[0])
-    assert dropout.divide(model)
-    x = torch.ones(40, 40, 64, requires_grad=True)
-    torch.compile(model, backend="aot_eager", fullgraph=True)(x).sum().backward()
-    y = torch.compile(model[0], backend="aot_eager", fullgraph=True)(x)
-    assert 0.4 < (y == 0).float().mean() < 0.6
+def test_a_compiled_model_draws_all_its_masks() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = BertModel(BertConfig(**sizes, attn_implementation="sdpa"), add_pooling_layer=False).train()
+    dropout.divide(model)
+    masks = []
+
+    def count(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        masks.append(sum(node.target is torch.ops.cpudist.masked.default for node in graph.graph.nodes))
+        return graph
+
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=count), fullgraph=True)
+    compiled(input_ids=torch.ones(8, 64, dtype=torch.long)).last_hidden_state.sum().backward()
+    assert masks == [1 + 2 * 3] * 2  # in the forward and in the backward pass: one of embeddings, three of a layer
+
+
+@pytest.mark.parametrize(
+    ("p", "causal", "masked", "heads"), [(0.5, False, True, 2), (0.1, True, False, 2), (0.5, False, False, 1)]
+)
+def test_compiled_attention_is_torchs(p: float, causal: bool, masked: bool, heads: int) -> None:
+    """With the identity as values, attention returns its probabilities."""
+    query, key = torch.randn(2, 3, 2, 64, 16).unbind(0)
+    key, values = key[:, :heads].requires_grad_(), torch.eye(64).repeat(3, heads, 1, 1).requires_grad_()
+    mask = (torch.rand(64, 64) < 0.5).index_fill(0, torch.tensor(5), False) if masked else None  # nothing in row 5
+    attend = partial(nn.functional.scaled_dot_product_attention, enable_gqa=heads < 2, attn_mask=mask, is_causal=causal)
+
+    @partial(torch.compile, backend="aot_eager", fullgraph=True)
+    def compiled() -> torch.Tensor:
+        with dropout._TracedAttention():
+            return attend(query, key, values, dropout_p=p)
+
+    kept = _seeded(compiled)
+    assert torch.equal(kept, _seeded(compiled))
+    whole = attend(query, key, values)
+    torch.testing.assert_close(kept, torch.where(kept == 0, 0, whole / (1 - p)))
+    assert (kept[whole > 0] == 0).float().mean().item() == pytest.approx(p, abs=0.02)
+    given = torch.randn_like(kept)
+    found = torch.autograd.grad(kept, (key, values), given, retain_graph=True)
+    again = torch.autograd.grad(whole, key, torch.where(kept == 0, 0, given / (1 - p)), retain_graph=True)
+    torch.testing.assert_close(found[0], *again)
+    shared = kept.transpose(-1, -2) @ given
+    torch.testing.assert_close(found[1], shared if heads > 1 else shared.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("backend", "randomness"), [("aot_eager", "same"), pytest.param("inductor", "different", marks=pytest.mark.job)]
+)
+def test_a_compiled_vmap_draws_as_it_says(backend: str, randomness: str) -> None:
+    layer = nn.Dropout(0.5)
+    dropout.divide(layer)
+    leaf = torch.ones(2, MANY, requires_grad=True)
+    compiled = torch.compile(func.vmap(layer, randomness=randomness), backend=backend)
+    drawn = _seeded(lambda: compiled(leaf))
+    drawn.sum().backward()
+    assert torch.equal(drawn, leaf.grad)
+    assert not torch.equal(drawn, compiled(leaf))
+    assert torch.equal(drawn, _seeded(lambda: compiled(leaf)))
+    assert (drawn == 0).float().mean().item() == pytest.approx(0.5, abs=0.01)
+    assert torch.equal(*drawn) is (randomness == "same")

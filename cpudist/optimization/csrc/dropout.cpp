@@ -1,6 +1,7 @@
 // Operators of torch that draw dropout on all threads. Autograd, torch.func and compilers see `masked`, a linear function.
 #include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -89,11 +90,12 @@ Tensor masked_of_examples(const Tensor& input, const Tensor& seeds, double p) {
   return at::functorch::makeBatched(masked(with_examples(input), with_examples(seeds), p), 0, level);
 }
 
-// Returns whether the kernel supports a tensor. Compilers, Python subclasses and nested tensors have torch's dropout.
+// Returns whether the kernel supports a tensor. Python subclasses, nested tensors and dynamic shapes have torch's dropout.
 bool is_supported(const Tensor& input) {
   const auto* tensor = input.unsafeGetTensorImpl();
   const bool plain = input.is_cpu() && input.layout() == at::kStrided && !input.is_nested();
-  const bool of_python = tensor->is_python_dispatch() || tensor->has_symbolic_sizes_strides();
+  const bool of_compiler = c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE).has_value();
+  const bool of_python = (tensor->is_python_dispatch() && !of_compiler) || tensor->has_symbolic_sizes_strides();
   return plain && !of_python && (input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16);
 }
 
@@ -111,13 +113,29 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   return masked(input.permute(order), seed, p).permute(inverse);
 }
 
+// torch's attention with this dropout, for compilers: they cannot include the key.
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+                 double p, bool causal, std::optional<double> scale, bool gqa) {
+  const c10::impl::IncludeDispatchKeyGuard ours(kKey);
+  return at::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, gqa);
+}
+
+Tensor masked_without_data(const Tensor& input, const Tensor&, double) {
+  return at::empty_like(input, input.options(), at::MemoryFormat::Contiguous);
+}
+
 TORCH_LIBRARY(cpudist, library) {
   library.def("dispatch_key() -> int", [] { return static_cast<int64_t>(kKey); });
   library.def("dropout(Tensor input, float p, bool train) -> Tensor", dropout);
   library.def("masked(Tensor input, Tensor seeds, float p) -> Tensor");
+  library.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
+      attention);
 }
 
 TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_on_cpu); }
+TORCH_LIBRARY_IMPL(cpudist, Meta, library) { library.impl("masked", masked_without_data); }
 TORCH_LIBRARY_IMPL(cpudist, Autograd, library) { library.impl("masked", masked_with_gradient); }
 TORCH_LIBRARY_IMPL(cpudist, FuncTorchBatched, library) { library.impl("masked", masked_of_examples); }
 // Without this kernel, vmap would call the operator outside vmap, or once for each example.
