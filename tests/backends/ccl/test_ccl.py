@@ -1,12 +1,11 @@
-"""The ccl backend in real jobs: every collective, and what stands on them. Ranks that fail: tests/job."""
+"""The ccl backend in real jobs: every collective, and what stands on them."""
 
 import sys
 from pathlib import Path
 
 import jobs
 import pytest
-import torch.distributed as dist
-from checks_run import JOBS, only, run, run_all
+from checks_run import JOBS, only, run_all
 
 LONG = pytest.mark.long  # the other launchers and numbers of ranks, of which CI tries one each
 
@@ -96,28 +95,3 @@ def check_passed(launch: list[str], checks: str, *said: str, **env: str) -> None
     for words in (*(f"{program.partition('.')[0]} passed" for program in programs), *said):
         assert words in result.stdout, result.output
     assert "CCL_WARN" not in result.output
-
-
-LOOKED_UP = pytest.mark.skipif(
-    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on"
-)
-
-
-@pytest.mark.job
-@pytest.mark.parametrize(
-    ("transport", "leave", "autoload"),
-    [
-        pytest.param("shared_memory", "destroy", "1", marks=pytest.mark.versions),
-        ("oneccl", "just end", "1"),
-        pytest.param("shared_memory", "destroy", "0", marks=LOOKED_UP),
-    ],
-)
-def test_init_process_group_without_cpudist(transport: str, leave: str, autoload: str) -> None:
-    """A script that knows torch alone, under mpirun: the backend starts and ends MPI.
-
-    Told not to load what extends it, torch still finds ccl when a process group asks for it.
-    """
-    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload, **only(transport)}
-    result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100, **variables)
-    assert result.returncode == 0, result.output
-    assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from program import leave
+from programs import leave, run_checks
 from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
@@ -150,13 +150,8 @@ def check_the_wait_for_a_late_rank_is_counted() -> None:
         dist.barrier()
 
 
-check_ddp()
-check_the_wait_for_a_late_rank_is_counted()
-check_sums_and_averages()
-check_many_in_flight_among_other_calls()
-check_what_is_no_number_arrives()
-check_residual()
-before, after = extension.load().converted()
-assert before / after > {"bf16": 1.99, "int8": 3.9}[wire], (before, after)
+run_checks(globals())
+given, sent = extension.load().converted()
+assert given / sent > {"bf16": 1.99, "int8": 3.9}[wire], (given, sent)
 dist.destroy_process_group(group)
-leave(world, f", {wire}")
+leave(f", {wire}")

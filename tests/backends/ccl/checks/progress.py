@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
-from program import leave, run_checks
+from programs import leave, run_checks
 
 import cpudist
 from cpudist import job
@@ -98,7 +98,7 @@ def check_a_callback_may_need_a_lock_that_a_waiting_thread_holds() -> None:
 
 
 def check_a_future_wakes_the_thread_that_completes_it() -> None:
-    """Asked for while the engine's thread sleeps, which may be for an hour (conditions.py)."""
+    """Asked for while the engine's thread sleeps, which may be for an hour (programs.py)."""
     for number in range(50):
         tensor = torch.full((1 << 20,), float(world.rank))
         work = dist.all_reduce(tensor, async_op=True)
@@ -167,6 +167,5 @@ def check_a_small_call_goes_between_the_pieces_of_a_large_one() -> None:
     assert reduced < len(each_piece) / 8, reduced
 
 
-if __name__ == "__main__":
-    run_checks(globals())
-    leave(world)
+run_checks(globals())
+leave()
