@@ -1,12 +1,11 @@
 """Schemes of compressed gradients: their names, who has them, and where there is nothing to compress."""
 
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jobs import completed, mpirun, train
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,15 +16,17 @@ from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.errors import UserError
 
 
-@pytest.mark.parametrize("text", ["auto", "none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"])
-def test_schemes(text: str) -> None:
-    assert check_scheme(text, "") == text
-
-
-@pytest.mark.parametrize("text", ["", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"])
-def test_what_is_no_scheme(text: str) -> None:
-    with pytest.raises(UserError, match=r"what was written is not known; give auto, none, bf16, int8, powersgd"):
-        check_scheme(text, "what was written")
+@pytest.mark.parametrize(
+    ("texts", "known"),
+    [
+        (["auto", "none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"], True),
+        (["", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"], False),
+    ],
+)
+def test_schemes(texts: list[str], known: bool) -> None:
+    for text in texts:
+        with nullcontext() if known else pytest.raises(UserError, match=r"^--compress zip is not known; give auto"):
+            assert check_scheme(text, "--compress zip") == text
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,8 @@ def test_a_backend_that_has_no_such_scheme(backend: str, scheme: str, remedy: st
 
 
 def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"^compress='often' is not known"):
+        cpudist.wrap(torch.nn.Linear(2, 2), compress="often")
     model = cpudist.wrap(torch.nn.Linear(2, 2), compress="powersgd:2")
     assert "compression by powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
     model(torch.ones(1, 2))
@@ -62,16 +65,12 @@ def test_a_model_that_the_script_wraps_itself_has_the_jobs_scheme_and_buckets(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "step", "scheme", "reason"),
-    [
-        (0.09, 1.0, "none", "cross the network in 0.09 s, a step takes 1 s"),
-        (0.19, 1.0, "bf16", "a step takes 1 s"),
-        (0.8, 2.0, "bf16", "int8 or powersgd spare more"),
-    ],
+    ("seconds", "step", "scheme", "more"),
+    [(0.09, 1.0, "none", False), (0.19, 1.0, "bf16", False), (0.8, 2.0, "bf16", True)],
 )
-def test_what_auto_takes(seconds: float, step: float, scheme: str, reason: str) -> None:
+def test_what_auto_takes(seconds: float, step: float, scheme: str, more: bool) -> None:
     found, why = measured._choice(seconds, step)
-    assert (found, why.endswith(reason)) == (scheme, True)
+    assert (found, "int8 or powersgd spare more" in why) == (scheme, more)
 
 
 @pytest.mark.versions
@@ -103,15 +102,3 @@ def test_auto_chooses_after_the_first_steps(
     assert hooked == ([model] if scheme == "bf16" else [])
     assert model.module.weight.grad.dtype is torch.float32
     assert f"compression by auto takes {scheme}: the gradients" in capsys.readouterr().err
-
-
-def test_a_wrong_scheme_of_a_model(alone: None) -> None:
-    with pytest.raises(UserError, match=r"^compress='often' is not known"):
-        cpudist.wrap(torch.nn.Linear(2, 2), compress="often")
-
-
-@pytest.mark.job
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
-def test_powersgd_with_several_buckets_leaves_ranks_equal(backend: str) -> None:
-    program = str(Path(__file__).parent / "checks" / "powersgd.py")
-    completed(mpirun(2, *train("--backend", backend, program, backend)), timeout=120)
