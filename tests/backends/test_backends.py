@@ -1,8 +1,10 @@
-"""The registry of backends, and that everything follows what a backend and its devices answer."""
+"""The registry of backends, what follows from the answers of a backend and its devices, and compression schemes."""
 
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +13,13 @@ import jobs
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import backends, job
-from cpudist.backends import Backend, Devices
+from cpudist.backends import Backend, Devices, measured
 from cpudist.backends.ccl.ccl_backend import CclBackend
+from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.backends.gloo import GlooBackend
 from cpudist.changes import Changes
 from cpudist.training.callbacks import EndStep
@@ -30,6 +34,7 @@ def test_backends_are_found_by_name() -> None:
 
 _GUEST = """
 from cpudist.backends import Devices, Option
+from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.backends.gloo import GlooBackend
 
 class Chips(Devices):
@@ -52,6 +57,7 @@ class Guest(GlooBackend):
 
     def start(self, world, store, timeout):
         import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
         print("guest:", sorted(self.configured.items()))
 """
@@ -70,15 +76,8 @@ def test_a_backend_of_another_package_brings_its_options_and_findings(
     (info / "entry_points.txt").write_text("[cpudist.backends]\nguest = guest:Guest\nbroken = no_such_module:Broken\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     shown = jobs.completed(jobs.train("--help"), 60)
-    for words in (
-        "with --backend guest",
-        "--depth N",
-        "--mode {fast,safe}",
-        "--dry-run",
-        "--mesh AXES",
-        "gloo, guest, xla",
-    ):
-        assert words in shown.stdout, shown.output
+    words = ["with --backend guest", "--depth N", "--mode {fast,safe}", "--dry-run", "--mesh AXES", "gloo, guest, xla"]
+    assert all(word in shown.stdout for word in words), shown.output
     script = str(tmp_path / "script.py")
     ran = jobs.completed(jobs.train("--backend", "guest", "--depth", "3", "--dry-run", script), 60)
     assert "guest: [('depth', 3), ('dry_run', True), ('mode', None)]\n" in ran.stdout, ran.output
@@ -164,6 +163,9 @@ def test_only_what_fits_is_done_to_a_model(lazy: Lazy, capsys: pytest.CaptureFix
     assert cpudist.optimize(model, ipex=True)[0] is model
     says = "native (Intel's extension is not for the backend lazy)"
     assert says in capsys.readouterr().err
+    with pytest.raises(cpudist.UserError, match="float16 is not for the backend lazy; use bfloat16"):
+        cpudist.optimize(torch.nn.Linear(1, 1), dtype=torch.float16)
+    assert cpudist.batches(batches := [torch.ones(2)]) is batches
 
 
 def test_the_device_is_waited_for_after_the_first_and_the_last_step_alone(lazy: Lazy) -> None:
@@ -174,18 +176,6 @@ def test_the_device_is_waited_for_after_the_first_and_the_last_step_alone(lazy: 
     for state.global_step in range(1, 5):
         ends.on_step_end(None, state, control)
     assert lazy.devices.told == ["synchronize", "end step", "end step", "synchronize"]
-
-
-def test_batches_and_scaler_change_nothing_where_there_is_nothing_to_do(lazy: Lazy) -> None:
-    batches = [torch.ones(2)]
-    assert list(cpudist.batches(batches)) == batches
-    weight = torch.ones(1, requires_grad=True)
-    optimizer, scaler = torch.optim.SGD([weight], lr=0.5), cpudist.scaler()
-    scaler.scale(weight * 1).backward()
-    cpudist.step(optimizer, scaler)
-    assert (weight.item(), scaler.is_enabled()) == (0.5, False)
-    with pytest.raises(cpudist.UserError, match="float16 is not for the backend lazy; use bfloat16"):
-        cpudist.optimize(torch.nn.Linear(1, 1), dtype=torch.float16)
 
 
 def test_a_mean_is_over_all_ranks_and_leaves_its_tensor_alone() -> None:
@@ -202,10 +192,74 @@ def test_a_mean_is_over_all_ranks_and_leaves_its_tensor_alone() -> None:
 def test_a_grad_scaler_takes_part_in_the_step(lazy: Lazy) -> None:
     """Gradients are unscaled; a step of gradients that are not finite is left out, and the scale becomes smaller."""
     weight = torch.ones(1, requires_grad=True)
-    optimizer, scaler = torch.optim.SGD([weight], lr=0.5), torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for value in (1.0, float("inf")):
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    scaler, without_effect = torch.amp.GradScaler("cpu", init_scale=1024.0), cpudist.scaler()
+    for used, value in ((without_effect, 1.0), (scaler, 1.0), (scaler, float("inf"))):
         optimizer.zero_grad()
-        scaler.scale(weight * value).backward()
-        cpudist.step(optimizer, scaler)
-    assert (weight.item(), scaler.get_scale()) == (0.5, 512.0)
-    assert lazy.devices.told[-2:] == ["end step", "end step"]
+        used.scale(weight * value).backward()
+        cpudist.step(optimizer, used)
+    assert (weight.item(), scaler.get_scale(), without_effect.is_enabled()) == (0.0, 512.0, False)
+    assert lazy.devices.told[-3:] == ["end step"] * 3
+
+
+@pytest.mark.parametrize(
+    ("texts", "known"),
+    [
+        (["auto", "none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"], True),
+        (["", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"], False),
+    ],
+)
+def test_schemes(texts: list[str], known: bool) -> None:
+    for text in texts:
+        with (
+            nullcontext()
+            if known
+            else pytest.raises(cpudist.UserError, match=r"^--compress zip is not known; give auto")
+        ):
+            assert check_scheme(text, "--compress zip") == text
+
+
+@pytest.mark.parametrize(
+    ("backend", "scheme", "remedy"),
+    [("gloo", "bf16", "use powersgd"), ("gloo", "int8", "use powersgd"), ("xla", "powersgd:2", "leave it out")],
+)
+def test_a_backend_that_has_no_such_scheme(backend: str, scheme: str, remedy: str) -> None:
+    with pytest.raises(
+        cpudist.UserError, match=f"{backend} cannot compress gradients as --compress zip says; {remedy}"
+    ):
+        check_backend(backends.get(backend)(), scheme, "--compress zip")
+
+
+def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(cpudist.UserError, match=r"^compress='often' is not known"):
+        cpudist.wrap(torch.nn.Linear(2, 2), compress="often")
+    model = cpudist.wrap(torch.nn.Linear(2, 2), compress="powersgd:2")
+    assert "compression by powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
+    model(torch.ones(1, 2))
+    gradients = job.require().record.as_dict("running")["gradients"]
+    assert gradients == {"compress": "none: all ranks are on one host", "bytes": None, "compressed_bytes": None}
+
+
+def test_a_model_that_the_script_wraps_itself_has_the_jobs_scheme_and_buckets(
+    alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = job.require()
+    running.communication.world = replace(running.world, node_count=2)
+    running.communication.set_compression("powersgd:2", "--compress powersgd:2")
+    monkeypatch.setattr(running.backend, "ddp_options", lambda: {"bucket_cap_mb": 5})
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert (model.bucket_bytes_cap, len(model._comm_hooks)) == (5 << 20, 1)
+    assert running.record.as_dict("running")["gradients"]["compress"] == "powersgd:2"
+    assert DistributedDataParallel(torch.nn.Linear(2, 2), bucket_cap_mb=7).bucket_bytes_cap == 7 << 20
+    cpudist.shutdown()
+    assert DistributedDataParallel.__init__.__module__ == "torch.nn.parallel.distributed"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "scheme", "more"),
+    [(0.09, 1.0, "none", False), (0.19, 1.0, "bf16", False), (0.8, 2.0, "bf16", True)],
+)
+def test_what_auto_takes(seconds: float, step: float, scheme: str, more: bool) -> None:
+    found, why = measured._choice(seconds, step)
+    assert (found, "int8 or powersgd spare more" in why) == (scheme, more)

@@ -1,6 +1,5 @@
 """Who moves messages on: waits, futures, callbacks and other threads, while this rank or a peer does something else."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +13,6 @@ from cpudist.waiting import poll
 
 world = cpudist.init("ccl", timeout=120)
 TOTAL = sum(range(world.size))
-OTHER = dist.new_group()
 MB = 1 << 20
 
 
@@ -148,23 +146,6 @@ def check_many_threads_wait_at_once() -> None:
 
     with ThreadPoolExecutor(len(groups)) as pool:
         list(pool.map(use, groups))
-
-
-def check_a_small_call_goes_between_the_pieces_of_a_large_one() -> None:
-    """It is complete when few pieces of 256 KB have been added to the large call that was begun before it.
-
-    Not over oneCCL, and not across hosts, where the whole large call is under way at once.
-    """
-    if "CPUDIST_TEST_HOSTS" in os.environ or os.environ.get("CPUDIST_TRANSPORT", "") in ("oneccl", "mpi-alone"):
-        return
-    large, small = torch.full((16 * MB,), world.rank + 1.0), torch.full((1,), float(world.rank))
-    each_piece = large[:: MB // 16]
-    work = dist.all_reduce(large, async_op=True)
-    dist.all_reduce(small, group=OTHER)
-    reduced = int((each_piece == TOTAL + world.size).sum())
-    work.wait()
-    assert small.item() == TOTAL
-    assert reduced < len(each_piece) / 8, reduced
 
 
 run_checks(globals())
