@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jobs
@@ -186,13 +187,9 @@ def test_the_lock_follows_no_link_and_needs_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_wait_for_the_lock_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "cache" / "key" / "compiler"
     monkeypatch.setattr(compiler, "_COMPILE_SECONDS", 0.01)
-    with (
-        compiler._lock(folder, "it"),
-        pytest.raises(UserError, match="still compiles it"),
-        compiler._lock(folder, "it"),
-    ):
+    lock = partial(compiler._lock, tmp_path / "cache" / "key" / "compiler", "it")
+    with lock(), pytest.raises(UserError, match="still compiles it"), lock():
         pass
 
 

@@ -118,14 +118,11 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
         (1, "", ["--device", "tpu", LOOP, "out"], "there is no libtpu"),
     ],
 )
-def test_user_errors_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, devices: str, words: list[str], says: str
-) -> None:
+def test_user_errors_are_one_line(ranks: int, devices: str, words: list[str], says: str) -> None:
     """Among them what would train apart or leave devices idle."""
-    if devices:
-        monkeypatch.setenv("CPU_NUM_DEVICES", devices)
     command = train("--backend", "xla", *words)
-    result = run(mpirun(ranks, *command) if ranks > 1 else command, timeout=BOUND)
+    variables = {"CPU_NUM_DEVICES": devices} if devices else {}
+    result = run(mpirun(ranks, *command) if ranks > 1 else command, BOUND, variables)
     assert result.returncode == 2, result.output
     assert says in result.stderr, result.output
     assert "Traceback" not in result.stderr, result.output
@@ -201,22 +198,19 @@ def test_trainer_trains_as_on_gloo(tmp_path: Path) -> None:
     assert resumed["metrics"]["eval_loss"] == pytest.approx(xla["metrics"]["eval_loss"], abs=1e-4)
 
 
-def test_the_example_of_a_language_model_trains_on_ranks_and_on_a_mesh_as_on_gloo(tmp_path: Path) -> None:
+def test_the_example_of_a_language_model_trains_on_a_mesh_as_on_gloo(tmp_path: Path) -> None:
     words = ["--train_files", ast.__file__, "--vocab_size", "400", "--block_size", "32", "--max_steps", "8"]
     words += ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--logging_steps", "1", "--learning_rate", "5e-3"]
-    words += ["--eval_files", json.__file__, "--per_device_train_batch_size"]
-    found, record = [], tmp_path / "record.json"
-    for ranks, backend in ((1, ["gloo"]), (2, ["xla"]), (1, ["xla", "--mesh", "data=2,model=2"])):
-        options = ["--record", str(record), "--backend", *backend]
-        output = tmp_path / str(len(found))
-        _, logged = trained(output, ranks, "language_model", *words, str(8 // ranks), options=options)
-        found.append((logged["loss"], logged["eval_perplexity"]))
-        assert "xla" not in backend or json.loads(record.read_text())["details"]["graphs_compiled"] > 2
-    (losses, perplexity), *others = found
-    assert len(losses) == 8
-    for other in others:
-        assert other[0] == pytest.approx(losses, abs=1e-3)
-        assert other[1] == pytest.approx(perplexity, rel=2e-3)
+    words += ["--eval_files", json.__file__, "--per_device_train_batch_size", "8"]
+    record = tmp_path / "record.json"
+    gloo, xla = (
+        trained(tmp_path / options[1], 1, "language_model", *words, options=["--record", str(record), *options])[1]
+        for options in (["--backend", "gloo"], ["--backend", "xla", "--mesh", "data=2,model=2"])
+    )
+    assert json.loads(record.read_text())["details"]["graphs_compiled"] > 2
+    assert len(gloo["loss"]) == 8
+    assert xla["loss"] == pytest.approx(gloo["loss"], abs=1e-3)
+    assert xla["eval_perplexity"] == pytest.approx(gloo["eval_perplexity"], rel=2e-3)
 
 
 def test_bfloat16_is_autocast_tied_weights_stay_tied_and_a_mesh_of_one_device_is_told() -> None:

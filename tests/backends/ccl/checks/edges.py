@@ -3,6 +3,7 @@
 import os
 import resource
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -10,8 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from programs import leave, run_checks
+from torch._C._distributed_c10d import Backend
 
 import cpudist
+from cpudist.errors import UserError
 from cpudist.waiting import poll
 
 world = cpudist.init("ccl", timeout=120)
@@ -30,7 +33,8 @@ def refuses(kind: type[Exception], call: Callable[[], object], words: str) -> No
     assert "\n" not in str(caught.value).strip(), str(caught.value)
 
 
-def check_inference_mode_ends_before_the_operation() -> None:
+def check_tensors_of_inference_mode_and_such_that_require_grad() -> None:
+    """Inference mode ends before the operation does."""
     for op, expected in ((dist.ReduceOp.SUM, TOTAL), (dist.ReduceOp.AVG, TOTAL / world.size)):
         with torch.inference_mode():
             whole = torch.full((1000,), float(world.rank))
@@ -39,17 +43,9 @@ def check_inference_mode_ends_before_the_operation() -> None:
         for work in works:
             work.wait()
         assert set(whole.tolist()) == set(strided.tolist()) == {expected}
-
-
-def check_receiving_into_a_tensor_that_requires_grad() -> None:
-    if world.rank == 0:
-        for peer in range(1, world.size):
-            dist.send(torch.arange(4.0), peer)
-    else:
-        tensor = torch.zeros(4, 2)[:, 0].requires_grad_()
-        dist.recv(tensor, 0)
-        assert tensor.tolist() == [0, 1, 2, 3]
-    dist.barrier()
+        tensor = torch.full((4, 2), float(world.rank))[:, 0].requires_grad_()
+        dist.all_reduce(tensor, op)
+        assert tensor.tolist() == [expected] * 4
 
 
 def check_expanded_tensors_are_refused_before_anything_is_sent() -> None:
@@ -165,6 +161,11 @@ def check_errors_are_those_of_python() -> None:
     refuses(ValueError, lambda: dist.all_to_all_single(uneven.clone(), uneven), "divide")
     refuses(ValueError, lambda: dist.all_reduce(torch.zeros(2).to_sparse(), dist.ReduceOp.MAX), "only be summed")
     refuses(ValueError, lambda: dist.all_gather([torch.zeros(3)] * (world.size + 1), torch.zeros(3)), "list of")
+    peer = (world.rank + 1) % world.size
+    for call in (dist.send, dist.recv, dist.isend, dist.irecv):
+        refuses(ValueError, partial(call, torch.zeros(1), peer, tag=-1), "a tag cannot be negative, got -1")
+    foreign = type("Foreign", (Backend.Options,), {})("ccl")
+    refuses(UserError, lambda: dist.new_group(pg_options=foreign), "no pg_options of type Foreign")
     dist.barrier()
 
 

@@ -10,29 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from programs import leave, run_checks
-from torch._C._distributed_c10d import Backend
-from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import job, waiting
-from cpudist.errors import UserError
 
 world = cpudist.init("ccl", timeout=60)
 rank, size = world.rank, world.size
-
-
-class Foreign(Backend.Options):
-    """Options of another backend."""
-
-
-def check_sparse_gradients_in_ddp() -> None:
-    torch.manual_seed(0)
-    embedding = torch.nn.Embedding(10, 3, sparse=True)
-    model = DistributedDataParallel(embedding)
-    model(torch.tensor([rank, 5])).sum().backward()
-    gradient = embedding.weight.grad.to_dense()
-    torch.testing.assert_close(gradient[5], torch.ones(3))
-    torch.testing.assert_close(gradient[:size], torch.full((size, 3), 1 / size))
 
 
 def check_one_floating_point_state() -> None:
@@ -48,18 +31,6 @@ def check_one_floating_point_state() -> None:
     # The state of the caller is as it was.
     assert ((smallest * 1).view(torch.int32) == 0).all() == (rank == 1)
     torch.set_flush_denormal(False)
-
-
-def check_refusals_and_options() -> None:
-    group = dist.group.WORLD._get_backend(torch.device("cpu"))
-    assert not hasattr(group, "options") or group.options._timeout == timedelta(seconds=60)
-    other = (rank + 1) % size
-    for call in (dist.send, dist.recv, dist.isend, dist.irecv):
-        with pytest.raises(ValueError, match="a tag cannot be negative, got -1"):
-            call(torch.zeros(1), other, tag=-1)
-    with pytest.raises(UserError, match="the ccl backend takes no pg_options of type Foreign"):
-        dist.new_group(pg_options=Foreign("ccl"))
-    dist.barrier()
 
 
 def check_no_call_waits_for_a_late_peer() -> None:
