@@ -60,7 +60,6 @@ for sanitizer in "$@"; do
             export CPUDIST_TEST_PROGRESS
             check 2 programs.py edges.py -- progress.py
         done
-        check 2 semantics.py
     done
     CPUDIST_TRANSPORT= check 2 threads.py
     # Where a future across machines is completed by the engine's thread, which naps meanwhile.

@@ -16,9 +16,9 @@ LONG = pytest.mark.long  # the other launchers and numbers of ranks, of which CI
     [
         # With a core to spare for the engine's thread, and without.
         pytest.param(
-            "intel-mpi, 2 ranks", "polls", "collectives.py 6, stack, progress, semantics", marks=pytest.mark.versions
+            "intel-mpi, 2 ranks", "polls", "collectives.py 6, stack, progress, edges", marks=pytest.mark.versions
         ),
-        ("intel-mpi, 3 ranks", "naps", "collectives.py 12, progress, edges, semantics, threads"),
+        ("intel-mpi, 3 ranks", "naps", "collectives.py 12, progress, edges, threads"),
         pytest.param("torchrun, 2 ranks", "polls", "collectives.py 12, stack", marks=LONG),
     ],
 )
@@ -34,7 +34,7 @@ def test_collectives_and_what_torch_builds_on_them(name: str, progress: str, che
     [
         ("intel-mpi, 3 ranks", "naps", "collectives.py 8, edges, progress"),  # over MPI
         pytest.param("mpich, 2 ranks", "naps", "collectives.py 12", marks=LONG),
-        pytest.param("torchrun, 2 ranks", "polls", "collectives.py 12, edges, progress, semantics", marks=LONG),
+        pytest.param("torchrun, 2 ranks", "polls", "collectives.py 12, edges, progress", marks=LONG),
     ],
 )
 def test_collectives_over_oneccl_alone(name: str, progress: str, checks: str) -> None:
@@ -46,9 +46,9 @@ def test_collectives_over_oneccl_alone(name: str, progress: str, checks: str) ->
 @pytest.mark.parametrize(
     ("name", "checks"),
     [
-        ("open-mpi, 3 ranks", "collectives.py 8, edges, semantics"),
-        pytest.param("intel-mpi, 3 ranks", "collectives.py 12, edges, progress, semantics", marks=LONG),
-        pytest.param("mpich, 2 ranks", "collectives.py 12, edges, progress, semantics", marks=LONG),
+        ("open-mpi, 3 ranks", "collectives.py 8, edges"),
+        pytest.param("intel-mpi, 3 ranks", "collectives.py 12, edges, progress", marks=LONG),
+        pytest.param("mpich, 2 ranks", "collectives.py 12, edges, progress", marks=LONG),
     ],
 )
 def test_collectives_over_mpi_alone(name: str, checks: str) -> None:

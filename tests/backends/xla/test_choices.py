@@ -120,17 +120,9 @@ def test_variables_make_no_other_program(name: str, value: str, ranks: int, mesh
         pjrt.check_variables({name: value}, ranks, meshed=meshed)
 
 
-@pytest.mark.parametrize(
-    ("device", "level", "says"),
-    [
-        ("CPU", "ok", "computes on CPU"),
-        ("METAL", "warning", "would fail: PJRT_DEVICE=METAL is not known here"),
-        ("CUDA", "warning", "computes on CUDA: PJRT_DEVICE says so"),
-    ],
-)
-def test_doctor_says_what_would_be_computed_on(device: str, level: str, says: str) -> None:
-    ((found, message, remedy),) = pjrt.findings({"PJRT_DEVICE": device})
-    assert (found, bool(remedy), says in message) == (level, level != "ok", True)
+def test_doctor_warns_of_devices_that_cannot_be_used() -> None:
+    found = {device: next(pjrt.findings({"PJRT_DEVICE": device}))[0] for device in ("CPU", "METAL", "CUDA")}
+    assert found == {"CPU": "ok", "METAL": "warning", "CUDA": "warning"}
 
 
 def test_options_of_xla_are_refused_elsewhere() -> None:
