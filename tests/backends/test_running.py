@@ -1,7 +1,4 @@
-"""Backends in running jobs: the calls that ranks wait in, PowerSGD, and accelerator on a made-up device.
-
-The device is one of torch's PrivateUse1, with a process group of its own.
-"""
+"""Backends in running jobs: the calls that ranks wait in, PowerSGD, and accelerator on the device of stand_in.py."""
 
 import re
 import sys

@@ -72,10 +72,10 @@ def test_a_killed_rank_leaves_nothing(number: int, tmp_path: Path) -> None:
     victim, moment = random.randrange(int(name.split()[1])), random.uniform(0, 6)
     print(f"{name}: rank {victim} is killed after {moment:.2f} s")
     before = jobs.orphans()
-    words = [str(victim), str(moment), str(tmp_path / "killed")]
-    result = run(JOBS[name], "forever.py", *words, timeout=100)  # fails where a process stays
+    killed = tmp_path / "killed"
+    result = run(JOBS[name], "forever.py", str(victim), str(moment), str(killed), timeout=100)  # no process may stay
     assert result.returncode != 0, result.output
-    assert (tmp_path / "killed").exists(), f"the job has ended by itself\n{result.output}"
+    assert killed.exists(), f"the job has ended by itself\n{result.output}"
     # Other jobs of this machine come and go: what nobody uses for a moment may be theirs.
     assert waiting.poll(lambda: not jobs.orphans() - before, 5), result.output
 

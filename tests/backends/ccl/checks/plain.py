@@ -91,10 +91,7 @@ def never() -> None:
 
 
 def wrapped() -> None:
-    """torch's wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL passes on the timeout, and a question about errors.
-
-    Its own checks are left out.
-    """
+    """torch's wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL passes on the timeout and errors; its checks are left out."""
     from cpudist.backends.ccl import extension
 
     wrapper = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
