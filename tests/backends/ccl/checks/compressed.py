@@ -116,8 +116,9 @@ def trained(compress: str) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(world.rank)
     for _ in range(8):
         batch = torch.randn(16, 300, generator=generator)
-        if world.rank == 0:  # for the log
-            wrapped(batch)
+        if world.rank == 0:
+            with torch.no_grad():
+                wrapped(batch)  # for the log
         for averages in (False, True):
             with nullcontext() if averages else wrapped.no_sync():
                 (wrapped(batch) - batch[:, :1]).square().mean().backward()
