@@ -58,16 +58,15 @@ for sanitizer in "$@"; do
         check 2 collectives.py 10
         for CPUDIST_TEST_PROGRESS in naps polls; do
             export CPUDIST_TEST_PROGRESS
-            check 2 conditions.py edges.py -- progress.py
+            check 2 programs.py edges.py -- progress.py
         done
-        check 2 semantics.py
     done
     CPUDIST_TRANSPORT= check 2 threads.py
     # Where a future across machines is completed by the engine's thread, which naps meanwhile.
     export CPUDIST_TRANSPORT= CPUDIST_TEST_PROGRESS=naps
-    CPUDIST_TEST_HOSTS=2 check 4 conditions.py collectives.py 5
+    CPUDIST_TEST_HOSTS=2 check 4 programs.py collectives.py 5
     for ranks in 2 4; do
-        CPUDIST_TEST_HOSTS=2 check "$ranks" conditions.py edges.py -- progress.py
+        CPUDIST_TEST_HOSTS=2 check "$ranks" programs.py edges.py -- progress.py
     done
 done
 unset CPUDIST_TRANSPORT CPUDIST_TEST_PROGRESS

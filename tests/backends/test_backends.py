@@ -1,38 +1,39 @@
-"""The registry of backends, and what the ccl backend decides before it talks to anybody."""
+"""The registry of backends, what follows from the answers of a backend and its devices, and compression schemes."""
 
-import importlib
+import os
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jobs
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from cpudist import backends
-from cpudist import compiler as compiling
-from cpudist.backends.ccl import ccl_group, compilation, extension, register, toolchain
+import cpudist
+from cpudist import backends, job
+from cpudist.backends import Backend, Devices, measured
 from cpudist.backends.ccl.ccl_backend import CclBackend
+from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.backends.gloo import GlooBackend
+from cpudist.changes import Changes
 from cpudist.errors import UserError
-
-INTEL_MPI = {"I_MPI_HYDRA_UUID": "x", "PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
-
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*INTEL_MPI, "RANK", "WORLD_SIZE", "LOCAL_RANK", "CCL_ATL_TRANSPORT"):
-        monkeypatch.delenv(name, raising=False)
+from cpudist.training.callbacks import EndStep
 
 
 def test_backends_are_found_by_name() -> None:
-    assert backends.get("ccl") is CclBackend
-    assert backends.get("gloo") is GlooBackend
+    assert [backends.get(name) for name in ("ccl", "gloo")] == [CclBackend, GlooBackend]
     with pytest.raises(UserError, match="no backend 'nccl'; choose auto or one of accelerator, ccl, gloo"):
         backends.get("nccl")
 
 
 _GUEST = """
 from cpudist.backends import Devices, Option
+from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.backends.gloo import GlooBackend
 
 class Chips(Devices):
@@ -55,14 +56,17 @@ class Guest(GlooBackend):
 
     def start(self, world, store, timeout):
         import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
         print("guest:", sorted(self.configured.items()))
 """
 
 
-@pytest.fixture
-def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a package that brings a backend by the entry point, and a broken one, in a folder on PYTHONPATH."""
+@pytest.mark.job
+def test_a_backend_of_another_package_brings_its_options_and_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its entry point, beside one that is broken."""
     (tmp_path / "guest.py").write_text(_GUEST)
     (tmp_path / "script.py").write_text("import torch.distributed as dist; print('ran on', dist.get_backend())")
     info = tmp_path / "guest-1.dist-info"
@@ -70,15 +74,10 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[cpudist.backends]\nguest = guest:Guest\nbroken = no_such_module:Broken\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.job
-def test_a_backend_of_another_package_brings_its_options_and_findings(guest: Path) -> None:
     shown = jobs.completed(jobs.train("--help"), 60)
-    for words in ("with --backend guest", "--depth N", "--mode {fast,safe}", "--dry-run", "ccl, gloo, guest, xla"):
-        assert words in shown.stdout, shown.output
-    script = str(guest / "script.py")
+    words = ["with --backend guest", "--depth N", "--mode {fast,safe}", "--dry-run", "--mesh AXES", "gloo, guest, xla"]
+    assert all(word in shown.stdout for word in words), shown.output
+    script = str(tmp_path / "script.py")
     ran = jobs.completed(jobs.train("--backend", "guest", "--depth", "3", "--dry-run", script), 60)
     assert "guest: [('depth', 3), ('dry_run', True), ('mode', None)]\n" in ran.stdout, ran.output
     assert "ran on gloo\n" in ran.stdout, ran.output
@@ -96,178 +95,156 @@ def test_a_backend_of_another_package_brings_its_options_and_findings(guest: Pat
     assert "the guest is hungry" in told
 
 
-@pytest.mark.job
-def test_the_declarations_of_xla_are_read_without_torch() -> None:
-    program = (
-        "import sys; from cpudist import backends; from cpudist.cli import train; train.main(['--help']);"
-        "print(sorted(backends.plugins()), [name for name in ('torch', 'torch_xla') if name in sys.modules])"
-    )
-    done = jobs.run([sys.executable, "-c", program], 60)
-    assert done.stdout.splitlines()[-1] == "['xla'] []", done.output
-    assert "--mesh AXES" in done.stdout, done.output
+class LazyDevices(Devices):
+    """Compute when they are told to, and note what they are told."""
+
+    type = "xla"
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def end_step(self) -> None:
+        self.told.append("end step")
+
+    def synchronize(self) -> None:
+        self.told.append("synchronize")
 
 
-@pytest.mark.job
-def test_torch_knows_ccl_without_an_import_of_cpudist() -> None:
-    """By the entry point that torch calls at its import; the one that torch 2.14 reads: ccl/test_ccl.py."""
-    program = "from torch.distributed import distributed_c10d as c10d; print(c10d.is_backend_available('ccl'))"
-    assert jobs.run([sys.executable, "-c", program], 60).stdout == "True\n"
+class Lazy(Backend):
+    """Has devices of its own, beside gloo's process group for the CPU."""
+
+    name = "lazy"
+    devices = LazyDevices()
+
+    def start(self, world: Any, store: Any, timeout: float) -> None:
+        self.told = [f"start {world.rank}({world.size}) within {timeout:g} s"]
+        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+
+    def change_libraries(self, changes: Changes) -> None:
+        changes.variable("LAZY_DEVICE", "0")
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        return model
+
+    def stop(self) -> None:
+        dist.destroy_process_group()
+        self.told.append("stop")
 
 
-def test_ranks_agree_on_the_transport_that_the_user_has_set() -> None:
-    chosen = {"": (True, False), "oneccl": (False, False), "mpi": (True, True), "mpi-alone": (False, True)}
-    assert {value: ccl_group.chosen_transports({value}) for value in chosen} == chosen
-    for values, why in (({"pigeon"}, "is not known"), ({"", "oneccl"}, "some ranks only")):
-        with pytest.raises(UserError, match=why):
-            ccl_group.chosen_transports(values)
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lazy]:
+    monkeypatch.setattr(backends, "_registered", {**backends._registered, "lazy": Lazy})
+    world = cpudist.init("lazy", timeout=9)
+    backend = job.require().backend
+    assert isinstance(backend, Lazy)
+    assert (world.backend, world.device.type) == ("lazy", "xla")
+    yield backend
+    cpudist.shutdown()
+    assert backend.told[-1] == "stop"
+    assert "LAZY_DEVICE" not in os.environ
 
 
-def test_the_module_is_compiled_without_oneccl_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise toolchain.PackageNotFoundError(name)
+def test_it_starts_in_the_jobs_world_and_sets_its_variables(lazy: Lazy) -> None:
+    assert lazy.told == ["start 0(1) within 9 s"]
+    assert os.environ["LAZY_DEVICE"] == "0"
+    assert os.environ.get("ACCELERATE_TORCH_DEVICE") is None, "that is for backends on the CPU's process groups"
+    with pytest.raises(UserError, match="timeout of the backend lazy cannot be changed"):
+        job.require().set_timeout(3)
 
-    monkeypatch.setattr(toolchain, "distribution", missing)
-    toolchain.find_oneccl.cache_clear()
-    assert toolchain.find_oneccl() is None
-    toolchain.find_oneccl.cache_clear()
-    module = compilation.module(None)
-    compiler = compiling.Compiler(("g++",), "g++")
-    assert module.file == compilation.MODULE_WITHOUT_ONECCL
-    assert not [word for word in module.command(compiler, Path("x.so")) if "ccl" in word.lower() and "csrc" not in word]
+
+def test_only_what_fits_is_done_to_a_model(lazy: Lazy, capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Conv2d(1, 1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    cpudist.optimize(model, optimizer, dtype=torch.bfloat16)
+    assert job.require().record.optimizations == ["native", "bfloat16 autocast"]
+    assert not optimizer.param_groups[0].get("fused")
+    capsys.readouterr()
+    assert cpudist.optimize(model, ipex=True)[0] is model
+    says = "native (Intel's extension is not for the backend lazy)"
+    assert says in capsys.readouterr().err
+    with pytest.raises(UserError, match="float16 is not for the backend lazy; use bfloat16"):
+        cpudist.optimize(torch.nn.Linear(1, 1), dtype=torch.float16)
+    assert cpudist.batches(batches := [torch.ones(2)]) is batches
+
+
+def test_the_device_is_waited_for_after_the_first_and_the_last_step_alone(lazy: Lazy) -> None:
+    ends = EndStep(lazy)
+    state, control = SimpleNamespace(global_step=0, max_steps=4), SimpleNamespace(should_log=False)
+    ends.on_train_begin(None, state, control)
+    lazy.devices.told.clear()
+    for state.global_step in range(1, 5):
+        ends.on_step_end(None, state, control)
+    assert lazy.devices.told == ["synchronize", "end step", "end step", "synchronize"]
+
+
+def test_a_mean_is_over_all_ranks_and_leaves_its_tensor_alone() -> None:
+    cpudist.init("gloo")
+    count = torch.tensor([3, 2**40 + 1])
+    assert cpudist.mean(count).tolist() == [3.0, 2.0**40 + 1]
+    loss = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    assert cpudist.mean(loss).data_ptr() != loss.data_ptr()
+    cpudist.shutdown()
+    with pytest.raises(UserError, match="no running job"):
+        cpudist.mean(count)
+
+
+def test_a_grad_scaler_takes_part_in_the_step(lazy: Lazy) -> None:
+    """Gradients are unscaled; a step of gradients that are not finite is left out, and the scale becomes smaller."""
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    scaler, without_effect = torch.amp.GradScaler("cpu", init_scale=1024.0), cpudist.scaler()
+    for used, value in ((without_effect, 1.0), (scaler, 1.0), (scaler, float("inf"))):
+        optimizer.zero_grad()
+        used.scale(weight * value).backward()
+        cpudist.step(optimizer, used)
+    assert (weight.item(), scaler.get_scale(), without_effect.is_enabled()) == (0.0, 512.0, False)
+    assert lazy.devices.told[-3:] == ["end step"] * 3
+
+
+def test_schemes() -> None:
+    for text in ("auto", "none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"):
+        assert check_scheme(text, "") == text
+    for text in ("", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"):
+        with pytest.raises(UserError, match=r"^--compress zip is not known; give auto"):
+            check_scheme(text, "--compress zip")
 
 
 @pytest.mark.parametrize(
-    ("files", "oneccl_libraries", "found"),
-    [
-        ((compilation.MODULE, compilation.MODULE_WITHOUT_ONECCL), True, compilation.MODULE),
-        ((compilation.MODULE, compilation.MODULE_WITHOUT_ONECCL), False, compilation.MODULE_WITHOUT_ONECCL),
-        ((compilation.MODULE,), False, None),
-    ],
+    ("backend", "scheme", "remedy"),
+    [("gloo", "bf16", "use powersgd"), ("gloo", "int8", "use powersgd"), ("xla", "powersgd:2", "leave it out")],
 )
-def test_a_wheels_module_with_oneccl_serves_where_its_libraries_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: tuple[str, ...], oneccl_libraries: bool, found: str | None
+def test_a_backend_that_has_no_such_scheme(backend: str, scheme: str, remedy: str) -> None:
+    with pytest.raises(UserError, match=f"{backend} cannot compress gradients as --compress zip says; {remedy}"):
+        check_backend(backends.get(backend)(), scheme, "--compress zip")
+
+
+def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"^compress='often' is not known"):
+        cpudist.wrap(torch.nn.Linear(2, 2), compress="often")
+    model = cpudist.wrap(torch.nn.Linear(2, 2), compress="powersgd:2")
+    assert "compression by powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
+    model(torch.ones(1, 2))
+    gradients = job.require().record.as_dict("running")["gradients"]
+    assert gradients == {"compress": "none: all ranks are on one host", "bytes": None, "compressed_bytes": None}
+
+
+def test_a_model_that_the_script_wraps_itself_has_the_jobs_scheme_and_buckets(
+    alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compilation, "find_oneccl", lambda: None)
-    monkeypatch.setattr(compilation, "find_libraries", lambda: tmp_path / "lib" if oneccl_libraries else None)
-    prebuilt = tmp_path / "lib/python3.11/site-packages/cpudist/backends/ccl/prebuilt"
-    monkeypatch.setattr(compilation, "PREBUILT", prebuilt)
-    folder = prebuilt / compilation.prebuilt_for()
-    folder.mkdir(parents=True)
-    for file in files:
-        (folder / file).touch()
-    assert compilation.prebuilt() == (folder / found if found else None)
-    if found:
-        assert compilation.find_built() == compilation.ensure_built() == folder / found
+    running = job.require()
+    running.communication.world = replace(running.world, node_count=2)
+    running.communication.set_compression("powersgd:2", "--compress powersgd:2")
+    monkeypatch.setattr(running.backend, "ddp_options", lambda: {"bucket_cap_mb": 5})
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert (model.bucket_bytes_cap, len(model._comm_hooks)) == (5 << 20, 1)
+    assert running.record.as_dict("running")["gradients"]["compress"] == "powersgd:2"
+    assert DistributedDataParallel(torch.nn.Linear(2, 2), bucket_cap_mb=7).bucket_bytes_cap == 7 << 20
+    cpudist.shutdown()
+    assert DistributedDataParallel.__init__.__module__ == "torch.nn.parallel.distributed"
 
 
-def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", "none-such")
-    with pytest.raises(UserError, match="no C\\+\\+ compiler none-such; install the package g\\+\\+"):
-        compilation.ensure_built(tmp_path)
-    binary = tmp_path / compilation._key(toolchain.find_oneccl()) / "clang++-19" / "cpudist_ccl.so"
-    binary.parent.mkdir(parents=True)
-    binary.touch()
-    assert compilation.ensure_built(tmp_path) == binary
-
-
-@pytest.mark.job
-def test_a_cache_that_cannot_be_written_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    taken = tmp_path / "cache"
-    taken.write_text("a file")
-    with pytest.raises(UserError, match="set CPUDIST_CACHE"):
-        compilation.ensure_built(taken)
-
-
-@pytest.mark.job
-def test_a_failing_compiler_leaves_a_log_and_no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\necho 'csrc/x.cpp:1: error: no such luck' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setattr(compiling, "find_compiler", lambda: compiling.Compiler((str(compiler),), "g++-0"))
-    with pytest.raises(UserError, match="no such luck"):
-        compilation.ensure_built(tmp_path / "cache")
-    assert not list(tmp_path.glob("cache/**/*.so"))
-    assert list(tmp_path.glob("cache/**/compile.log"))
-
-
-def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extension.transport() == "ofi"
-    for name, value in INTEL_MPI.items():
-        monkeypatch.setenv(name, value)
-    assert extension.transport() == "mpi"
-    monkeypatch.setenv("WORLD_SIZE", "4")  # processes that a rank has spawned
-    assert extension.transport() == "ofi"
-    monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
-    assert extension.transport() == "mpi", "what the user has set stays"
-
-
-def test_only_import_statements_of_the_users_code_find_intels_binding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = (
-        "import importlib\n"
-        "import importlib.util\n"
-        "found = importlib.util.find_spec('torch_ccl')\n"
-        "try:\n"
-        "    importlib.import_module('torch_ccl')\n"
-        "except ImportError:\n"
-        "    pass\n"
-        "else:\n"
-        "    found = True\n"
-        "try:\n"
-        "    import torch_ccl\n"
-        "except ImportError:\n"
-        "    torch_ccl = None\n"
-    )
-    for folder, name in (("site-packages", "a_library"), ("project", "a_users_module")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{name}.py").write_text(module)
-        monkeypatch.syspath_prepend(tmp_path / folder)
-    loaded = {**sys.modules}
-    try:
-        library, users = importlib.import_module("a_library"), importlib.import_module("a_users_module")
-    finally:
-        for name in sys.modules.keys() - loaded.keys():
-            del sys.modules[name]
-    assert (library.found, library.torch_ccl) == (None, None)
-    assert users.found is None
-    assert users.torch_ccl.cwd == str(Path(register.__file__).parent)
-
-
-_BINDING = """
-import cpudist
-import torch.distributed as dist
-from cpudist import job
-cpudist.init("ccl")
-import oneccl_bindings_for_pytorch as binding
-print(binding.__doc__, job.require().backend.details()["ccl_implementation"], dist.new_group() is not None)
-cpudist.shutdown()
-del __import__("sys").modules["oneccl_bindings_for_pytorch"]
-try:
-    import oneccl_bindings_for_pytorch
-except SystemExit as error:
-    print(error)
-"""
-
-
-@pytest.mark.job
-def test_an_installed_binding_of_intels_does_not_replace_ccl(tmp_path: Path) -> None:
-    """A package with its names, which is on no package index; imported, it would register another ``ccl``."""
-    package = tmp_path / "oneccl_bindings_for_pytorch"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise SystemExit('the installed package was imported')")
-    (tmp_path / "oneccl_bind_pt-0.dist-info").mkdir()
-    metadata = "Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: 2.8.0+cpu\n"
-    (tmp_path / "oneccl_bind_pt-0.dist-info" / "METADATA").write_text(metadata)
-    result = jobs.completed([sys.executable, "-c", _BINDING], 60, env={"PYTHONPATH": str(tmp_path)})
-    assert "Stands for Intel's package: the backend ccl is cpudist's. cpudist True" in result.stdout, result.output
-    assert result.stdout.endswith("the installed package was imported\n"), "after the job, it is the user's again"
-    line = "cpudist: the backend ccl is cpudist's own; oneccl_bind_pt 2.8.0+cpu is installed and not used\n"
-    assert result.stderr.count(line) == 1, result.output
-
-
-def test_ccl_registers_itself_again_after_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = torch.distributed.Backend._plugins
-    monkeypatch.setitem(plugins, "CCL", torch.distributed.Backend._BackendPlugin(lambda *_: None, True))
-    register.register()
-    assert plugins["CCL"].creator_fn is register._create
+def test_what_auto_takes() -> None:
+    choices = [measured._choice(2 * share, 2.0) for share in (0.09, 0.19, 0.4)]
+    assert [scheme for scheme, _ in choices] == ["none", "bf16", "bf16"]
+    assert ["int8 or powersgd spare more" in reason for _, reason in choices] == [False, False, True]

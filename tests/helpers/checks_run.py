@@ -28,7 +28,7 @@ def run(launch: list[str], check: str, *args: str, timeout: float = 240, **env: 
 
 def run_all(launch: list[str], *checks: str, **env: str) -> jobs.Result:
     """Run several programs of checks/, each with its arguments, in one job; all of them must succeed."""
-    result = run(launch, "conditions.py", *" -- ".join(checks).split(), **env)
+    result = run(launch, "programs.py", *" -- ".join(checks).split(), **env)
     assert result.returncode == 0, result.output
     return result
 

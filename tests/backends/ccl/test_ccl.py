@@ -1,12 +1,11 @@
-"""The ccl backend in real jobs: every collective, and what stands on them. Ranks that fail: tests/job."""
+"""The ccl backend in real jobs: every collective, and what stands on them."""
 
 import sys
 from pathlib import Path
 
 import jobs
 import pytest
-import torch.distributed as dist
-from checks_run import JOBS, only, run, run_all
+from checks_run import JOBS, only, run_all
 
 LONG = pytest.mark.long  # the other launchers and numbers of ranks, of which CI tries one each
 
@@ -17,9 +16,9 @@ LONG = pytest.mark.long  # the other launchers and numbers of ranks, of which CI
     [
         # With a core to spare for the engine's thread, and without.
         pytest.param(
-            "intel-mpi, 2 ranks", "polls", "collectives.py 6, stack, progress, semantics", marks=pytest.mark.versions
+            "intel-mpi, 2 ranks", "polls", "collectives.py 6, stack, progress, edges", marks=pytest.mark.versions
         ),
-        ("intel-mpi, 3 ranks", "naps", "collectives.py 12, progress, edges, semantics, threads"),
+        ("intel-mpi, 3 ranks", "naps", "collectives.py 12, progress, edges, threads"),
         pytest.param("torchrun, 2 ranks", "polls", "collectives.py 12, stack", marks=LONG),
     ],
 )
@@ -35,7 +34,7 @@ def test_collectives_and_what_torch_builds_on_them(name: str, progress: str, che
     [
         ("intel-mpi, 3 ranks", "naps", "collectives.py 8, edges, progress"),  # over MPI
         pytest.param("mpich, 2 ranks", "naps", "collectives.py 12", marks=LONG),
-        pytest.param("torchrun, 2 ranks", "polls", "collectives.py 12, edges, progress, semantics", marks=LONG),
+        pytest.param("torchrun, 2 ranks", "polls", "collectives.py 12, edges, progress", marks=LONG),
     ],
 )
 def test_collectives_over_oneccl_alone(name: str, progress: str, checks: str) -> None:
@@ -47,9 +46,9 @@ def test_collectives_over_oneccl_alone(name: str, progress: str, checks: str) ->
 @pytest.mark.parametrize(
     ("name", "checks"),
     [
-        ("open-mpi, 3 ranks", "collectives.py 8, edges, semantics"),
-        pytest.param("intel-mpi, 3 ranks", "collectives.py 12, edges, progress, semantics", marks=LONG),
-        pytest.param("mpich, 2 ranks", "collectives.py 12, edges, progress, semantics", marks=LONG),
+        ("open-mpi, 3 ranks", "collectives.py 8, edges"),
+        pytest.param("intel-mpi, 3 ranks", "collectives.py 12, edges, progress", marks=LONG),
+        pytest.param("mpich, 2 ranks", "collectives.py 12, edges, progress", marks=LONG),
     ],
 )
 def test_collectives_over_mpi_alone(name: str, checks: str) -> None:
@@ -96,28 +95,3 @@ def check_passed(launch: list[str], checks: str, *said: str, **env: str) -> None
     for words in (*(f"{program.partition('.')[0]} passed" for program in programs), *said):
         assert words in result.stdout, result.output
     assert "CCL_WARN" not in result.output
-
-
-LOOKED_UP = pytest.mark.skipif(
-    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on"
-)
-
-
-@pytest.mark.job
-@pytest.mark.parametrize(
-    ("transport", "leave", "autoload"),
-    [
-        pytest.param("shared_memory", "destroy", "1", marks=pytest.mark.versions),
-        ("oneccl", "just end", "1"),
-        pytest.param("shared_memory", "destroy", "0", marks=LOOKED_UP),
-    ],
-)
-def test_init_process_group_without_cpudist(transport: str, leave: str, autoload: str) -> None:
-    """A script that knows torch alone, under mpirun: the backend starts and ends MPI.
-
-    Told not to load what extends it, torch still finds ccl when a process group asks for it.
-    """
-    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload, **only(transport)}
-    result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100, **variables)
-    assert result.returncode == 0, result.output
-    assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output

@@ -1,11 +1,33 @@
-"""Ways to leave a job, or a group."""
+"""Ways to leave a job or a group, and ranks that do not fit together, do not come or are killed, also without a job."""
 
+import os
+import random
+import re
+import sys
 from pathlib import Path
 
+import jobs
 import pytest
+import torch.distributed as dist
 from checks_run import JOBS, only, run, run_all
 
+from cpudist import waiting
+from cpudist.topology.identity import free_port
+
 pytestmark = pytest.mark.job
+
+KILLS = int(os.environ.get("CPUDIST_TEST_KILLS", "3"))  # each of a rank, under one launcher after the other
+LOOKED_UP = pytest.mark.skipif(
+    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on"
+)
+
+
+def without_job(ranks: int, *words: str, timeout: float = 100, **variables: str) -> jobs.Result:
+    """Run plain.py, with torch's variables set from mpirun's as scripts do, or for no launcher at all."""
+    start = 'RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE exec "$@"'
+    launch = jobs.mpirun(ranks, "bash", "-c", start, "bash", sys.executable)
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return run(launch, "plain.py", *words, timeout=timeout, **variables)
 
 
 def test_a_forked_child_is_no_rank_and_what_was_sent_arrives_after_the_sender_has_left() -> None:
@@ -41,3 +63,72 @@ def test_aborting_where_nothing_is_under_way_harms_nothing() -> None:
     result = run(JOBS["intel-mpi, 3 ranks"], "leaving.py", "abort_idle", timeout=200, **only("oneccl"))
     assert result.returncode == 0, result.output
     assert result.stdout.count("left") == 3, result.output
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_killed_rank_leaves_nothing(number: int, tmp_path: Path) -> None:
+    """Killed at any moment, start-up included: no process stays, and nothing of ours in /dev/shm."""
+    name = ["intel-mpi, 3 ranks", "mpich, 2 ranks", "torchrun, 2 ranks"][number % 3]
+    victim, moment = random.randrange(int(name.split()[1])), random.uniform(0, 6)
+    print(f"{name}: rank {victim} is killed after {moment:.2f} s")
+    before = jobs.orphans()
+    killed = tmp_path / "killed"
+    result = run(JOBS[name], "forever.py", str(victim), str(moment), str(killed), timeout=100)  # no process may stay
+    assert result.returncode != 0, result.output
+    assert killed.exists(), f"the job has ended by itself\n{result.output}"
+    # Other jobs of this machine come and go: what nobody uses for a moment may be theirs.
+    assert waiting.poll(lambda: not jobs.orphans() - before, 5), result.output
+
+
+def test_a_killed_peer_is_noticed_without_a_job() -> None:
+    """Ranks that no launcher started, so nothing but the group can end them."""
+    start = 'for r in 0 1 2; do RANK=$r "$@" & done; wait'
+    variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    result = run(["bash", "-c", start, "bash", sys.executable], "plain.py", "killed", "2", timeout=60, **variables)
+    found = re.findall(r"rank \d after ([\d.]+) s: .*rank 1 has ended or has left the group", result.stdout)
+    assert len(found) == 2, result.output
+    assert all(float(seconds) < 5 for seconds in found), result.output
+
+
+@pytest.mark.parametrize(
+    ("ranks", "transport", "what", "told", "words"),
+    [
+        # Shared memory by itself: the scenario `counts` of shared_memory/.
+        (3, "oneccl", "counts", {0, 1, 2}, "rank 0 sends 4 bytes to rank 1, which expects 20"),
+        (3, "oneccl", "gather", {0, 1, 2}, "the share of rank 2 has 1 elements, but rank 0 expects 5"),
+        (3, "mpi-alone", "scatter", {0, 1, 2}, "the share of rank 2 has 1 elements, but rank 0 expects 2"),
+        (2, "shared_memory", "types", {0, 1}, r"all_gather of 6 (int64 .* of 6 float32|float32 .* of 6 int64) "),
+        (2, "shared_memory", "moved_types", {0, 1}, r"all_gather of 6 (bool .* of 6 float8|float8_e5m2 .* of 6 bool)"),
+        (2, "shared_memory", "left", {0}, r"all_reduce .*rank 1 has left the group \(destroy_process_group\)"),
+        # A group has a timeout of its own, also where it is set through torch's wrapper.
+        (2, "shared_memory", "never", {0}, r"ccl: all_reduce #\d+ .* timed out after 5\."),
+        (3, "oneccl", "never", {0, 2}, r"ccl: all_reduce #\d+ .* timed out after 5\."),
+        (3, "oneccl", "wrapped", {0, 2}, r"ccl: all_reduce #\d+ .* timed out after 5\."),
+    ],
+)
+def test_ranks_that_do_not_fit_together_or_do_not_come_get_one_error(
+    ranks: int, transport: str, what: str, told: set[int], words: str
+) -> None:
+    variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if what == "wrapped" else {}
+    result = without_job(ranks, what, str(len(told)), **variables, **only(transport))
+    assert result.returncode != 0, result.output
+    found = re.finditer(rf"rank (?P<rank>\d) after .*?{words}", result.stdout)
+    assert {int(match["rank"]) for match in found} == told, result.output
+
+
+@pytest.mark.parametrize(
+    ("transport", "end", "autoload"),
+    [
+        pytest.param("shared_memory", "destroy", "1", marks=pytest.mark.versions),
+        ("oneccl", "just end", "1"),
+        pytest.param("shared_memory", "destroy", "0", marks=LOOKED_UP),
+    ],
+)
+def test_init_process_group_without_cpudist(transport: str, end: str, autoload: str) -> None:
+    """A script that knows torch alone, under mpirun: the backend starts and ends MPI.
+
+    Told not to load what extends it, torch still finds ccl when a process group asks for it.
+    """
+    result = without_job(3, "turns", end, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload, **only(transport))
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output

@@ -23,9 +23,12 @@ backend, store = job.require().backend, job.require().store
 
 
 def while_rank_2_is_late(
-    step: str, name: str, sequence: int | None, call: Callable[[], object], **fields: object
-) -> Calls | None:
-    """Return what rank 0 says of itself while it waits for rank 2 in `call`, of that name, number and other fields."""
+    step: str, name: str, sequence: int | None, call: Callable[[], object], last: int, **fields: object
+) -> None:
+    """Check what rank 0 says of itself while it waits for rank 2 in `call`, of that name, number and other fields.
+
+    `last` is the number of the last collective of all ranks that has finished.
+    """
     seen: list[Calls] = []
 
     def waits() -> bool:
@@ -46,17 +49,12 @@ def while_rank_2_is_late(
         store.wait([step], timedelta(seconds=40))
     call()
     if world.rank != 0:
-        return None
+        return
     thread.join()
     (found,) = seen[0].under_way
     assert {field: getattr(found, field) for field in fields} == fields
     assert 0 <= found.seconds < 60
-    return seen[0]
-
-
-def check_last_of_all_ranks(found: Calls | None, sequence: int) -> None:
-    if found:
-        assert [(call.name, call.sequence) for call in found.finished if not call.group] == [("all_reduce", sequence)]
+    assert [(call.name, call.sequence) for call in seen[0].finished if not call.group] == [("all_reduce", last)]
 
 
 pair = dist.new_group([2, 0])  # torch sorts them
@@ -65,25 +63,22 @@ for _ in range(3):
 
 of_all = {"group": "", "ranks": None, "peer": None, "dtype": "float32"}
 call = lambda: dist.all_reduce(torch.ones(3, 5))  # noqa: E731
-found = while_rank_2_is_late("world", "all_reduce", 4, call, bytes=60, shape=(3, 5), **of_all)
-check_last_of_all_ranks(found, 3)
+while_rank_2_is_late("world", "all_reduce", 4, call, 3, bytes=60, shape=(3, 5), **of_all)
 
 if world.rank in (0, 2):
     gathered = [torch.zeros(2, dtype=torch.int64) for _ in range(2)]
     call = lambda: dist.all_gather(gathered, torch.ones(2, dtype=torch.int64), group=pair)  # noqa: E731
-    found = while_rank_2_is_late("pair", "all_gather", 1, call, ranks=(0, 2), bytes=32, dtype="int64")
-    assert found is None or found.under_way[0].group
-    check_last_of_all_ranks(found, 4)
+    while_rank_2_is_late("pair", "all_gather", 1, call, 4, ranks=(0, 2), bytes=32, dtype="int64")
 
 if sys.argv[1] == "ccl" and world.rank in (0, 2):  # gloo says nothing of messages
     message = torch.ones(2, dtype=torch.bfloat16)
     call = lambda: dist.recv(message, 2) if world.rank == 0 else dist.send(message, 0)  # noqa: E731
-    while_rank_2_is_late("recv", "recv", None, call, group="", peer=2, bytes=4, dtype="bfloat16", shape=(2,))
+    while_rank_2_is_late("recv", "recv", None, call, 4, group="", peer=2, bytes=4, dtype="bfloat16", shape=(2,))
     call = lambda: dist.recv(message, group=pair) if world.rank == 0 else dist.send(message, 0, pair)  # noqa: E731
-    while_rank_2_is_late("any", "recv", None, call, peer=None, ranks=(0, 2))
+    while_rank_2_is_late("any", "recv", None, call, 4, peer=None, ranks=(0, 2))
 
 # Messages between some of the ranks do not change how collectives count.
 call = lambda: dist.broadcast(torch.ones(1), 2)  # noqa: E731
-while_rank_2_is_late("again", "broadcast", 5, call, bytes=4, shape=(1,), **of_all)
+while_rank_2_is_late("again", "broadcast", 5, call, 4, bytes=4, shape=(1,), **of_all)
 assert poll(lambda: not (backend.calls() or Calls()).under_way, 10)  # torch's recorder may be late
 cpudist.shutdown()

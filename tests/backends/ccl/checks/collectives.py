@@ -3,47 +3,31 @@
 import functools
 import random
 
+import drawn
 import pytest
 import torch
 import torch.distributed as dist
-from drawn import (
-    ALONE,
-    ANY,
-    EVERYONE,
-    GROUPS,
-    TOGETHER,
-    Call,
-    calls,
-    cases,
-    laid_out,
-    layouts,
-    reduced,
-    same,
-    seeds,
-    shapes,
-    values,
-    world,
-)
+from drawn import EVERYONE, GROUPS, Call, cases, laid_out, reduced, same, values, world
 from hypothesis import strategies as st
-from program import leave, run_checks
+from programs import leave, run_checks
 
 from cpudist.backends.ccl import extension
 
 
-@cases(st.tuples(*(calls(name, alone=True) for name in ALONE)))
-def check_each_collective(drawn):
-    for call in drawn:
+@cases(st.tuples(*(drawn.calls(name, alone=True) for name in drawn.ALONE)))
+def check_each_collective(calls):
+    for call in calls:
         call.begin()
         call.finish()
 
 
-@cases(st.lists(st.sampled_from(TOGETHER).flatmap(lambda name: calls(name, alone=False)), min_size=1, max_size=8))
-def check_unequal_shares_in_calls_under_way_together(drawn):
+@cases(st.lists(st.sampled_from(drawn.TOGETHER).flatmap(lambda name: drawn.calls(name, False)), min_size=1, max_size=8))
+def check_unequal_shares_in_calls_under_way_together(calls):
     """Waited for in another order on each rank."""
-    for call in drawn:
+    for call in calls:
         call.begin()
-    random.Random(world.rank).shuffle(drawn)
-    for call in drawn:
+    random.Random(world.rank).shuffle(calls)
+    for call in calls:
         call.finish()
 
 
@@ -83,7 +67,10 @@ def check_average_of_integers() -> None:
     assert torch.equal(tensor, reduced(inputs, "AVG"))
 
 
-@cases(st.permutations([0, 1, 2]), st.permutations([0, 1, 2]), shapes, st.sampled_from(ANY), layouts, seeds)
+_order = st.permutations([0, 1, 2])
+
+
+@cases(_order, _order, drawn.shapes, drawn.types, drawn.layouts, drawn.seeds)
 def check_messages(send_order, receive_order, shape, dtype, layout, seed):
     """Messages of three tags around the ring, sent and received in any order."""
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
@@ -139,8 +126,16 @@ def check_coalesced() -> None:
         same(tensor, torch.full((n,), float(total + n * world.size)))
     same(strided, torch.full((4,), float(total)))
     same(integers, torch.full((3,), total))
+    gathered, shares = [torch.empty(n * world.size) for n in lengths], [torch.empty(n) for n in lengths]
+    with dist._coalescing_manager():
+        for whole, tensor in zip(gathered, tensors, strict=True):
+            dist.all_gather_into_tensor(whole, tensor)
+    with dist._coalescing_manager():
+        for share, whole in zip(shares, gathered, strict=True):
+            dist.reduce_scatter_tensor(share, whole)
+    for share, tensor in zip(shares, tensors, strict=True):
+        same(share, tensor * world.size)
 
 
-if __name__ == "__main__":
-    run_checks(globals())
-    leave(world, f", carried by {' and '.join(extension.load().traffic())}")
+run_checks(globals())
+leave(f", carried by {' and '.join(extension.load().traffic())}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from program import leave
+from programs import leave, run_checks
 from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
@@ -115,6 +115,9 @@ def trained(compress: str) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(world.rank)
     for _ in range(8):
         batch = torch.randn(16, 300, generator=generator)
+        if world.rank == 0:
+            with wrapped.no_sync():  # averages nothing, so the choice of "auto" may not count it
+                wrapped(batch).square().mean().backward()
         (wrapped(batch) - batch[:, :1]).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -128,35 +131,29 @@ def check_ddp() -> None:
     after = torch.nn.utils.parameters_to_vector(compressed.parameters()).detach()
     assert same_on_all_ranks(after)
     assert 0 < float((before - after).norm()) < 0.02 * float(before.norm())
-    if wire == "bf16":
-        measured._SHARE = 0.0  # no network is as fast
+    for measured._SHARE, chosen in ((0.0, "bf16"), (float("inf"), "none")) if wire == "bf16" else ():
         assert same_on_all_ranks(torch.nn.utils.parameters_to_vector(trained("auto").parameters()).detach())
-        assert running.record.compression == "bf16"
+        assert running.record.compression == chosen
 
 
 def check_the_wait_for_a_late_rank_is_counted() -> None:
     """The engine does not count it, because DDP waits for futures."""
-    late = world.size - 1
+    is_late = world.rank == world.size - 1
     backend: Any = running.backend
     backend._across_hosts = True
     model = cpudist.wrap(torch.nn.Linear(512, 512), compress=wire)
     for step in range(3):
         before = backend.communication_seconds()
-        if world.rank == late:
+        if is_late:
             time.sleep(0.3)
         model(torch.ones(4, 512)).sum().backward()
         waited = backend.communication_seconds() - before
-        assert step == 0 or world.rank == late or waited > 0.2, waited  # DDP notes no times of the first step
+        assert step == 0 or is_late or waited > 0.2, waited  # DDP notes no times of the first step
         dist.barrier()
 
 
-check_ddp()
-check_the_wait_for_a_late_rank_is_counted()
-check_sums_and_averages()
-check_many_in_flight_among_other_calls()
-check_what_is_no_number_arrives()
-check_residual()
-before, after = extension.load().converted()
-assert before / after > {"bf16": 1.99, "int8": 3.9}[wire], (before, after)
+run_checks(globals())
+given, sent = extension.load().converted()
+assert given / sent > {"bf16": 1.99, "int8": 3.9}[wire], (given, sent)
 dist.destroy_process_group(group)
-leave(world, f", {wire}")
+leave(f", {wire}")

@@ -31,7 +31,6 @@ GROUPS = {  # name -> ranks, and what torch knows the group by
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
-ANY = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.complex128]
 REDUCTIONS = {
     "SUM": operator.add,
     "AVG": operator.add,
@@ -253,6 +252,7 @@ shapes = st.one_of(
     st.sampled_from([(1023,), (64, 33), (3, 1 << 10, 7), (1_200_001,), (2, 600_000)]),
 )
 layouts = st.sampled_from(["contiguous", "transposed", "strided"])
+types = st.sampled_from([*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.complex128])
 seeds = st.integers(0, 2**31)
 # From none to a million times the elements of another rank's.
 _lengths = st.sampled_from([0, 1, 7, 300, 60_000, 1_000_000]).map(lambda length: (length,))
@@ -261,19 +261,16 @@ _reductions = st.tuples(st.sampled_from([*FLOATS, *INTEGERS, torch.bool]), st.sa
     lambda case: case[0] not in FLOATS if case[1].startswith("B") else case != (torch.bool, "AVG")
 )
 _sums = st.tuples(st.sampled_from([*FLOATS, *INTEGERS]), st.just("SUM"))
-_any = st.tuples(st.sampled_from(ANY), st.just("SUM"))
-
-
-def _alike(shapes: st.SearchStrategy) -> st.SearchStrategy:
-    return shapes.map(lambda shape: [shape] * world.size)
+_any = st.tuples(types, st.just("SUM"))
 
 
 def calls(name: str, alone: bool) -> st.SearchStrategy[Call]:
     """Calls of this collective; those that are not alone are waited for later, with unequal shares where there are."""
-    types = _any if "reduce" not in name else _reductions if alone else _sums
+    typed = _any if "reduce" not in name else _reductions if alone else _sums
     ways = st.sampled_from(["sync", "wait", "future"]) if alone else st.just("wait")
-    parts = _alike(shapes) if alone else _alike(_lengths) if name == "all_reduce" else _unlike
-    drawn = st.tuples(parts, types, layouts, seeds, st.sampled_from(sorted(GROUPS)), ways)
+    alike = (shapes if alone else _lengths).map(lambda shape: [shape] * world.size)
+    parts = alike if alone or name == "all_reduce" else _unlike
+    drawn = st.tuples(parts, typed, layouts, seeds, st.sampled_from(sorted(GROUPS)), ways)
     return drawn.map(lambda drawn: Call(name, drawn[0], *drawn[1], *drawn[2:]))
 
 

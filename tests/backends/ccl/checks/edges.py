@@ -1,20 +1,32 @@
-"""What is asked of a process group beyond the collectives themselves: odd tensors, memory, errors."""
+"""What is asked of a process group beyond the collectives themselves: odd tensors, memory, errors, late ranks."""
 
+import gc
 import os
+import resource
+import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from program import leave, run_checks
+from programs import leave, run_checks
+from torch._C._distributed_c10d import Backend
 
 import cpudist
+from cpudist import job, waiting
+from cpudist.errors import UserError
 
 world = cpudist.init("ccl", timeout=120)
-TOTAL = sum(range(world.size))
+rank, size = world.rank, world.size
+TOTAL = sum(range(size))
 MB = 1 << 20
+ROOMY = "CPUDIST_TEST_ROOMY" in os.environ  # memory of a sanitizer's makes figures about memory worthless
+resident = lambda: psutil.Process().memory_info().rss  # noqa: E731
 
 
 def refuses(kind: type[Exception], call: Callable[[], object], words: str) -> None:
@@ -26,48 +38,27 @@ def refuses(kind: type[Exception], call: Callable[[], object], words: str) -> No
     assert "\n" not in str(caught.value).strip(), str(caught.value)
 
 
-def resident() -> int:
-    """Bytes of memory that this process has in use."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-ROOMY = "CPUDIST_TEST_ROOMY" in os.environ  # memory of a sanitizer's makes figures about memory worthless
-
-
-def peak_resident() -> int:
-    """The most that `resident` has been since /proc/self/clear_refs was written to."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
-
-
-def check_inference_mode_ends_before_the_operation() -> None:
-    for op, expected in ((dist.ReduceOp.SUM, TOTAL), (dist.ReduceOp.AVG, TOTAL / world.size)):
+def check_tensors_of_inference_mode_and_such_that_require_grad() -> None:
+    """Inference mode ends before the operation does."""
+    for op, expected in ((dist.ReduceOp.SUM, TOTAL), (dist.ReduceOp.AVG, TOTAL / size)):
         with torch.inference_mode():
-            whole = torch.full((1000,), float(world.rank))
-            strided = torch.full((1000, 2), float(world.rank))[:, 0]
+            whole = torch.full((1000,), float(rank))
+            strided = torch.full((1000, 2), float(rank))[:, 0]
             works = [dist.all_reduce(tensor, op, async_op=True) for tensor in (whole, strided)]
         for work in works:
             work.wait()
         assert set(whole.tolist()) == set(strided.tolist()) == {expected}
-
-
-def check_receiving_into_a_tensor_that_requires_grad() -> None:
-    if world.rank == 0:
-        for peer in range(1, world.size):
-            dist.send(torch.arange(4.0), peer)
-    else:
-        tensor = torch.zeros(4, 2)[:, 0].requires_grad_()
-        dist.recv(tensor, 0)
-        assert tensor.tolist() == [0, 1, 2, 3]
-    dist.barrier()
+        tensor = torch.full((4, 2), float(rank))[:, 0].requires_grad_()
+        dist.all_reduce(tensor, op)
+        assert tensor.tolist() == [expected] * 4
 
 
 def check_expanded_tensors_are_refused_before_anything_is_sent() -> None:
     expanded = torch.zeros(1).expand(4)
     refuses(ValueError, lambda: dist.all_reduce(expanded), "share memory")
-    refuses(ValueError, lambda: dist.all_gather([expanded] * world.size, torch.zeros(4)), "share memory")
-    if world.rank == 0:
-        for peer in range(1, world.size):
+    refuses(ValueError, lambda: dist.all_gather([expanded] * size, torch.zeros(4)), "share memory")
+    if rank == 0:
+        for peer in range(1, size):
             dist.send(torch.ones(4), peer)
         dist.broadcast(torch.ones(4), 0)
     else:
@@ -81,25 +72,24 @@ def check_expanded_tensors_are_refused_before_anything_is_sent() -> None:
 
 
 def check_overlapping_outputs_are_refused_before_anything_is_sent() -> None:
-    memory = torch.zeros(3 * world.size + 1)
-    overlapping = [memory[2 * rank : 2 * rank + 3] for rank in range(world.size)]
-    apart = [torch.zeros(3) for _ in range(world.size)]
-    mine = torch.full((3,), float(world.rank))
-    if world.rank == 0:
+    memory = torch.zeros(3 * size + 1)
+    overlapping = [memory[2 * peer : 2 * peer + 3] for peer in range(size)]
+    apart = [torch.zeros(3) for _ in range(size)]
+    mine = torch.full((3,), float(rank))
+    if rank == 0:
         refuses(ValueError, lambda: dist.gather(mine, overlapping), "share memory")
-    dist.gather(mine, apart if world.rank == 0 else None)
-    refuses(ValueError, lambda: dist.all_to_all(overlapping, [mine] * world.size), "share memory")
-    dist.all_to_all(apart, [mine] * world.size)
-    assert [part.tolist() for part in apart] == [[float(rank)] * 3 for rank in range(world.size)]
+    dist.gather(mine, apart if rank == 0 else None)
+    refuses(ValueError, lambda: dist.all_to_all(overlapping, [mine] * size), "share memory")
+    dist.all_to_all(apart, [mine] * size)
+    assert [part.tolist() for part in apart] == [[float(peer)] * 3 for peer in range(size)]
     refuses(ValueError, lambda: dist.all_gather(overlapping, mine), "share memory")
-    columns = torch.zeros(3, world.size)
+    columns = torch.zeros(3, size)
     dist.all_gather(list(columns.unbind(1)), mine)  # interleaved, which is no overlap
-    assert columns.tolist() == [[float(rank) for rank in range(world.size)]] * 3
+    assert columns.tolist() == [[float(peer) for peer in range(size)]] * 3
 
 
 def check_inputs_that_overlap_outputs() -> None:
     """Inputs in place of outputs, or shifted, give the results of a copied input."""
-    size, rank = world.size, world.rank
     whole = torch.zeros(size * 4)
     own = whole[rank * 4 : rank * 4 + 4].fill_(rank)
     dist.all_gather_into_tensor(whole, own)
@@ -127,11 +117,11 @@ def check_float16_averages_do_not_overflow() -> None:
     dist.reduce(tensor, 0, op)
     assert tensor.tolist() == expected
     output = torch.zeros(3, dtype=torch.float16)
-    dist.reduce_scatter(output, [torch.full((3,), 40_000, dtype=torch.float16)] * world.size, op)
+    dist.reduce_scatter(output, [torch.full((3,), 40_000, dtype=torch.float16)] * size, op)
     assert output.tolist() == expected
     tiny = torch.full((3,), 2.0**-24, dtype=torch.float16)  # the smallest there is
     dist.all_reduce(tiny, dist.ReduceOp.SUM)
-    assert tiny.tolist() == [world.size * 2.0**-24] * 3
+    assert tiny.tolist() == [size * 2.0**-24] * 3
 
 
 def check_a_finished_work_holds_no_buffers() -> None:
@@ -141,46 +131,134 @@ def check_a_finished_work_holds_no_buffers() -> None:
         wide = torch.zeros(8 * MB, 2)
         handles.append(dist.all_reduce(wide[:, 0], async_op=True))  # copied to a buffer, for it is not contiguous
         handles[-1].wait()
-        outputs = torch.zeros(world.size * 8 * MB)
-        handles.append(dist.all_gather(list(outputs.chunk(world.size)), wide[:, 0], async_op=True))
+        outputs = torch.zeros(size * 8 * MB)
+        handles.append(dist.all_gather(list(outputs.chunk(size)), wide[:, 0], async_op=True))
         handles[-1].wait()
         for tensor in (wide, outputs):
             tensor.untyped_storage().resize_(0)  # a work does keep the caller's own tensors: they are its result
-    deadline = time.monotonic() + 10
-    while (more := resident() - before) >= 96 * MB and time.monotonic() < deadline:
-        time.sleep(0.01)  # the engine's thread may have told of the last work's end, and free its buffers after that
-    assert ROOMY or more < 96 * MB, f"{more // MB} MB more than before"
+    # The engine's thread may report the end of the last work and free its buffers after that.
+    assert ROOMY or waiting.poll(lambda: resident() - before < 96 * MB, 10), (
+        f"{(resident() - before) // MB} MB more than before"
+    )
 
 
 def check_a_large_reduce_scatter_makes_no_second_copy() -> None:
-    shares = torch.ones(world.size, 16 * MB)
-    output = torch.empty(16 * MB)
-    output.zero_()
+    shares = torch.ones(size, 16 * MB)
+    output = torch.zeros(16 * MB)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident()
     dist.reduce_scatter_tensor(output, shares)
-    assert output[[0, -1]].tolist() == [world.size] * 2
-    more = peak_resident() - before
+    assert output[[0, -1]].tolist() == [size] * 2
+    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     assert ROOMY or more < shares.nbytes // 2, f"{more // MB} MB for an input of {shares.nbytes // MB} MB"
 
 
 def check_errors_are_those_of_python() -> None:
     group = dist.group.WORLD
     options = dist.BroadcastOptions()
-    options.rootRank = world.size
-    refuses(ValueError, lambda: group.broadcast([torch.zeros(1)], options), f"there is no rank {world.size}")
-    options.rootRank = -1
-    refuses(ValueError, lambda: group.broadcast([torch.zeros(1)], options), "there is no rank -1")
+    for options.rootRank in (size, -1):
+        refuses(ValueError, lambda: group.broadcast([torch.zeros(1)], options), f"there is no rank {options.rootRank}")
     refuses(ValueError, lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR), "bitwise")
     refuses(TypeError, lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)), "cannot reduce")
     refuses(ValueError, lambda: dist.all_reduce(torch.zeros(2, dtype=torch.bool), dist.ReduceOp.AVG), "no average")
-    uneven = torch.zeros(2 * world.size + 1)
+    uneven = torch.zeros(2 * size + 1)
     refuses(ValueError, lambda: dist.all_to_all_single(uneven.clone(), uneven), "divide")
     refuses(ValueError, lambda: dist.all_reduce(torch.zeros(2).to_sparse(), dist.ReduceOp.MAX), "only be summed")
-    refuses(ValueError, lambda: dist.all_gather([torch.zeros(3)] * (world.size + 1), torch.zeros(3)), "list of")
+    refuses(ValueError, lambda: dist.all_gather([torch.zeros(3)] * (size + 1), torch.zeros(3)), "list of")
+    peer = (rank + 1) % size
+    for call in (dist.send, dist.recv, dist.isend, dist.irecv):
+        refuses(ValueError, partial(call, torch.zeros(1), peer, tag=-1), "a tag cannot be negative, got -1")
+    foreign = type("Foreign", (Backend.Options,), {})("ccl")
+    refuses(UserError, lambda: dist.new_group(pg_options=foreign), "no pg_options of type Foreign")
     dist.barrier()
 
 
-if __name__ == "__main__":
-    run_checks(globals())
-    leave(world)
+def check_one_floating_point_state() -> None:
+    """The smallest numbers are kept, whatever state the ranks' threads have, who polls, and how many ranks reduce."""
+    smallest = torch.tensor([0x00010000], dtype=torch.int32).view(torch.float32)
+    assert torch.set_flush_denormal(rank == 1)
+    for count in (3, 1000, 100_000):
+        for wait in ("wait", "future"):
+            tensor = smallest.expand(count).clone()
+            work = dist.all_reduce(tensor, async_op=True)
+            work.get_future().wait() if wait == "future" else work.wait()
+            assert (tensor.view(torch.int32) == 0x00010000 * size).all()
+    # The state of the caller is as it was.
+    assert ((smallest * 1).view(torch.int32) == 0).all() == (rank == 1)
+    torch.set_flush_denormal(False)
+
+
+def check_no_call_waits_for_a_late_peer() -> None:
+    """A call that does so holds the engine's lock, and has no time limit."""
+    store = job.require().store
+    calls: dict[str, Callable[[], dist.Work | None]] = {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(3), async_op=True),
+        "barrier": lambda: dist.barrier(async_op=True),
+        "broadcast": lambda: dist.broadcast(torch.ones(3), size - 1, async_op=True),
+        "all_gather": lambda: dist.all_gather([torch.ones(3) for _ in range(size)], torch.ones(3), async_op=True),
+        "flat all_gather": lambda: dist.all_gather_into_tensor(torch.ones(3 * size), torch.ones(3), async_op=True),
+        "flat reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(3 * size), async_op=True),
+        "all_to_all": lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), async_op=True),
+        "gather": lambda: dist.gather(
+            torch.ones(3), [torch.ones(3) for _ in range(size)] if rank == 0 else None, async_op=True
+        ),
+    }
+    for name, call in calls.items():
+        if rank > 0:
+            store.wait([f"returned/{name}"], timedelta(seconds=30))
+        work = call()
+        if rank == 0:
+            assert not work.is_completed()
+            store.set(f"returned/{name}", "1")
+        work.wait()
+
+
+def check_groups_that_come_and_go_beside_a_thread() -> None:
+    """The garbage collector frees a group while it holds Python's lock, and the thread needs both locks."""
+    beside = dist.new_group()
+
+    def reduce() -> None:
+        for count in range(300):
+            tensor = torch.ones(1 + count)
+            dist.all_reduce(tensor, group=beside)
+            assert tensor[-1] == size
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    for _ in range(5):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True).get_future().wait()
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+    thread.join()
+
+
+def check_groups_freed_in_another_order_on_each_rank() -> None:
+    """And made again: over MPI the ranks free the communicators then, together and in one order."""
+    for _ in range(2):
+        groups = [dist.new_group() for _ in range(3)]
+        works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for group in groups]
+        for work in works:
+            work.wait()
+        for number in range(len(groups)):
+            dist.destroy_process_group(groups[(number + rank) % len(groups)])
+
+
+def check_a_rank_that_comes_late_to_a_group_is_named() -> None:
+    """By its number in the job, its host and its line; once, by a rank that waits."""
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "LONG_WAIT_SECONDS", 1.0)
+        patch.setattr(waiting, "say", said.append)
+        if rank == size - 1:
+            time.sleep(4)
+        if rank >= size - 2:
+            dist.destroy_process_group(dist.new_group([size - 2, size - 1], use_local_synchronization=True))
+    if rank == size - 2:
+        (line,) = said
+        assert f"waiting for rank {size - 1} ({world.hosts[0]}, last in edges.py:" in line, line
+
+
+run_checks(globals())
+leave()

@@ -1,12 +1,11 @@
 """Who moves messages on: waits, futures, callbacks and other threads, while this rank or a peer does something else."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
-from program import leave, run_checks
+from programs import leave, run_checks
 
 import cpudist
 from cpudist import job
@@ -14,7 +13,6 @@ from cpudist.waiting import poll
 
 world = cpudist.init("ccl", timeout=120)
 TOTAL = sum(range(world.size))
-OTHER = dist.new_group()
 MB = 1 << 20
 
 
@@ -98,7 +96,7 @@ def check_a_callback_may_need_a_lock_that_a_waiting_thread_holds() -> None:
 
 
 def check_a_future_wakes_the_thread_that_completes_it() -> None:
-    """Asked for while the engine's thread sleeps, which may be for an hour (conditions.py)."""
+    """Asked for while the engine's thread sleeps, which may be for an hour (programs.py)."""
     for number in range(50):
         tensor = torch.full((1 << 20,), float(world.rank))
         work = dist.all_reduce(tensor, async_op=True)
@@ -150,23 +148,5 @@ def check_many_threads_wait_at_once() -> None:
         list(pool.map(use, groups))
 
 
-def check_a_small_call_goes_between_the_pieces_of_a_large_one() -> None:
-    """It is complete when few pieces of 256 KB have been added to the large call that was begun before it.
-
-    Not over oneCCL, and not across hosts, where the whole large call is under way at once.
-    """
-    if "CPUDIST_TEST_HOSTS" in os.environ or os.environ.get("CPUDIST_TRANSPORT", "") in ("oneccl", "mpi-alone"):
-        return
-    large, small = torch.full((16 * MB,), world.rank + 1.0), torch.full((1,), float(world.rank))
-    each_piece = large[:: MB // 16]
-    work = dist.all_reduce(large, async_op=True)
-    dist.all_reduce(small, group=OTHER)
-    reduced = int((each_piece == TOTAL + world.size).sum())
-    work.wait()
-    assert small.item() == TOTAL
-    assert reduced < len(each_piece) / 8, reduced
-
-
-if __name__ == "__main__":
-    run_checks(globals())
-    leave(world)
+run_checks(globals())
+leave()

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
-from program import leave
+from programs import leave
 
 import cpudist
 from cpudist.backends.ccl import extension
@@ -93,4 +93,4 @@ for channels in (2, 4):
     assert module.bytes_of_threads() == before
     dist.destroy_process_group(group)
 torch.set_num_threads(1)
-leave(world, f", {CclBackend().details()['computing_threads_carried']}")
+leave(f", {CclBackend().details()['computing_threads_carried']}")

@@ -26,6 +26,7 @@ THREAD = ("-O1", "-g", "-fsanitize=thread")
 KILLED_JOBS = 50
 SCENARIOS = ["late", "disagreement", "counts", "gone", "left", "no_memory", "no_segment", "stranger", "eager", "crowd"]
 SCENARIOS += ["no_core", "requests", "fork"]
+NEEDS_TIME = pytest.mark.skipif("CPUDIST_TEST_SANITIZERS" not in os.environ, reason="slow: scripts/sanitize.sh runs it")
 
 pytestmark = [pytest.mark.job, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
@@ -56,14 +57,6 @@ def run(*command: object, limit: float = 120) -> None:
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"[:4000]
 
 
-def test_every_instruction_set_computes_every_reduction(program: Callable[..., Path]) -> None:
-    run(program("kernels"))
-
-
-def test_every_number_of_ranks_and_threads_has_room(program: Callable[..., Path]) -> None:
-    run(program("layout"))
-
-
 @pytest.mark.parametrize(
     ("ranks", "calls", "threads"),
     [(1, 100, 1), (2, 300, 1), (2, 100, 2), (3, 200, 1), (3, 60, 4), (4, 200, 1), (8, 60, 1), (16, 30, 1)],
@@ -72,17 +65,12 @@ def test_random_calls(program: Callable[..., Path], ranks: int, calls: int, thre
     run(program("stress"), "processes", ranks, calls, random.randrange(10**6), threads)
 
 
-needs_time = pytest.mark.skipif(
-    not os.environ.get("CPUDIST_TEST_SANITIZERS"), reason="slow: scripts/sanitize.sh runs it"
-)
-
-
-@needs_time
+@NEEDS_TIME
 def test_random_calls_under_address_sanitizer(program: Callable[..., Path]) -> None:
     run(program("stress", *ADDRESS), "processes", 3, 60, random.randrange(10**6), 2)
 
 
-@needs_time
+@NEEDS_TIME
 def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> None:
     """Ranks are threads here, which use one mapping: the sanitizer goes by addresses."""
     parts = [path for path in (SOURCES / "shared_memory").glob("*.cpp") if path.stem not in ("unity", "segment")]
@@ -92,9 +80,11 @@ def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> No
         run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6), threads)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario(program: Callable[..., Path], name: str) -> None:
-    run(program("scenarios"), name)
+@pytest.mark.parametrize("words", ["kernels", "layout", *(f"scenarios {name}" for name in SCENARIOS)])
+def test_program(program: Callable[..., Path], words: str) -> None:
+    """Every instruction set computes every reduction, all ranks and threads have room, and each scenario passes."""
+    name, *scenario = words.split()
+    run(program(name), *scenario)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm, which needs root")
@@ -121,9 +111,3 @@ def test_a_killed_rank_leaves_nothing(program: Callable[..., Path], tmp_path: Pa
     assert statuses == {-9, 3}
     # Other jobs of this machine come and go: what nobody uses for a moment may be theirs.
     assert waiting.poll(lambda: not orphans() - before, 5)
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            text = maps.read_text()
-        except OSError:
-            continue  # it has ended meanwhile, or is another user's
-        assert str(endless) not in text, f"process {maps.parent.name} is left"

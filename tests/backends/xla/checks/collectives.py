@@ -5,14 +5,13 @@ cannot use ccl.
 """
 
 import os
-import re
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch_xla.core import functions, xla_model
 from torch_xla.core.xla_model import all_reduce as reduce_imported_early
 from torch_xla.runtime import world_size as size_imported_early
@@ -21,8 +20,6 @@ import cpudist
 from cpudist.backends.ccl.ccl_backend import CclBackend
 from cpudist.errors import UserError
 
-PAGE = (Path(__file__).parents[4] / "docs" / "xla.md").read_text()
-REFUSED = set(re.findall(r"`(\w+)`", re.search(r"^\| refused\b[^|]*\|([^|]*)", PAGE, re.MULTILINE)[1]))
 if "gloo" in sys.argv:
     CclBackend.unavailable = lambda self: None if os.environ.get("PMI_RANK") == "0" else "no compiler"
 world = cpudist.init("xla", timeout=120)
@@ -75,46 +72,32 @@ assert torch.equal(functions.all_reduce("sum", value).cpu(), total)
 for gathered in (xla_model.all_gather(value), *xla_model.all_gather([value, value], pin_layout=False)):
     assert torch.equal(gathered.cpu(), torch.cat(both_ranks))
 assert torch.equal(functions.all_gather(value).cpu(), torch.cat(both_ranks))
-
-
-def functional(name):
-    """A call of one of torch's functional collectives, with arguments for its schema."""
-    operator = getattr(torch.ops._c10d_functional, name).default
-    kinds = {"Tensor": value, "List[Tensor]": [value], "int": 2, "List[int]": [2, 2], "str": "sum"}
-    group = dist.group.WORLD.group_name
-    arguments = {
-        one.name: group if one.name == "group_name" else kinds[str(one.type)] for one in operator._schema.arguments
-    }
-    return lambda: operator(**arguments)
-
-
-operators = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
-names = {name for space, _, name in operators if space == "_c10d_functional"} - {"wait_tensor"}
-# Those that write into tensors fail in torch itself.
-names = {name for name in names if not name.endswith(("_", "_out"))}
-assert {"all_reduce", "broadcast", "all_gather_into_tensor_coalesced", "all_to_all_single"} < names
-refused = {
-    "all_to_all": lambda: xla_model.all_to_all(value, 0, 0, 2),
-    "collective_permute": lambda: xla_model.collective_permute(value, [(0, 1)]),
-    "recv": lambda: xla_model.recv(value, 1),
-    "reduce_scatter": lambda: xla_model.reduce_scatter("sum", value, 1.0, 0, 2),
-    "reduce_scatter_bucketized": lambda: xla_model.reduce_scatter_bucketized("sum", [value], 1.0, 0, 2),
-    "send": lambda: xla_model.send(value, 1),
-}
-assert refused.keys() == REFUSED
-refused |= {
-    "groups": lambda: xla_model.all_gather(value, groups=[[0], [1]]),
-    **{f"functional {name}": functional(name) for name in names},
-}
-for call in refused.values():
+group, halves = dist.group.WORLD, [2, 2]
+for call in (
+    # Those that docs/xla.md lists, and torch's functional collectives.
+    lambda: xla_model.all_gather(value, groups=[[0], [1]]),
+    lambda: xla_model.all_to_all(value, 0, 0, 2),
+    lambda: xla_model.collective_permute(value, [(0, 1)]),
+    lambda: xla_model.recv(value, 1),
+    lambda: xla_model.reduce_scatter("sum", value, 1.0, 0, 2),
+    lambda: xla_model.reduce_scatter_bucketized("sum", [value], 1.0, 0, 2),
+    lambda: xla_model.send(value, 1),
+    lambda: functional.all_gather_tensor(value, 0, group),
+    lambda: functional.all_reduce(value, "sum", group),
+    lambda: functional.all_reduce_coalesced([value], "sum", group),
+    lambda: functional.all_to_all_single(value, halves, halves, group),
+    lambda: functional.broadcast(value, 0, group),
+    lambda: functional.reduce_scatter_tensor(value, "sum", 0, group),
+):
     with pytest.raises(UserError, match="several CPU processes"):
         call()
-wrapped = cpudist.wrap(torch.nn.Linear(4, 4).to(DEVICE), compress="bf16")
+wrapped = cpudist.wrap(torch.nn.BatchNorm1d(4).to(DEVICE), compress="bf16")
 assert isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
+for mode in (True, False):
+    wrapped.train(mode)(own(DEVICE, 2, 4))  # which begins with rank 0's buffers
 objects = [None] * world.size
-dist.all_gather_object(objects, {"rank": world.rank})
-assert objects == [{"rank": 0}, {"rank": 1}]
+dist.all_gather_object(objects, wrapped.module.running_mean.tolist())
+assert objects[0] == objects[1] == pytest.approx([0.2, 0.3, 0.4, 0.5])
 dist.barrier()
 print(f"rank {world.rank}: all collectives agree over {dist.get_backend()}")
-assert "torch_xla" in sys.modules
 cpudist.shutdown()

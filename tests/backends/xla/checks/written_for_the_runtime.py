@@ -1,5 +1,6 @@
 """A program for torch_xla alone, as its documentation writes them, without cpudist, in one WAY after the other."""
 
+import resource
 import sys
 
 import torch
@@ -52,7 +53,33 @@ def train(index, steps, way):
         print(f"{xr.world_size()} ranks, weights {weight.double().sum().item():.6f}", flush=True)
 
 
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def ddp_memory(layers=12, width=1024):
+    """Print by how much the process grows in DDP over many parameters, in models."""
+    dist.init_process_group("xla", init_method="xla://")
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)]).to("xla")
+    model = DistributedDataParallel(model, bucket_cap_mb=200)  # one bucket
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch_xla.sync(wait=True)
+    before = peak()
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)  # writes into the views
+        model(torch.ones(2, width, device="xla")).square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # and so does this
+        optimizer.step()
+        torch_xla.sync(wait=True)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    print(f"grew by {(peak() - before) / size:.1f} models", flush=True)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["ddp_memory"]:
+        ddp_memory()
+        sys.exit()
     for word in sys.argv[1:]:
         if word == "spawn":
             try:
