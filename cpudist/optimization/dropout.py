@@ -5,8 +5,8 @@ torch's threads, store no mask for the backward pass, and take a seed from torch
 generator states and recomputed activations repeat the masks on any number of threads.
 
 The modules `torch.nn.Dropout` and `torch.nn.MultiheadAttention` and the attention of Hugging Face's models use them in
-their forward pass, compiled or not. Other modules, `torch.nn.MultiheadAttention` in a compiled model, and attention under
-transforms of torch.func have torch's dropout.
+their forward pass. Compiled models use them too, but not in `torch.nn.MultiheadAttention`. Other modules, and attention
+under transforms of torch.func, have torch's dropout.
 """
 
 import functools

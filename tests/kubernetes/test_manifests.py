@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import schemas
 import yaml
-from manifests import FOLDER, KINDS, from_file, kustomized, mappings, pods
+from manifests import FOLDER, KINDS, check_schema, from_file, kustomized, mappings, pods
 from mpis import MPIS, named
 
 SETTINGS = {"name": "digits", "image": "team/cpudist:1", "replicas": "3", "ranks": "5", "cpus": "16", "memory": "32Gi"}
@@ -53,7 +52,7 @@ def check_pod(pod: dict[str, Any]) -> None:
 def test_manifests_are_valid_restricted_and_guaranteed(kind: str, elastic: bool, tmp_path: Path) -> None:
     documents = kustomized(tmp_path, kind, elastic)
     for document in documents:
-        schemas.check(document)
+        check_schema(document)
     found = pods(documents)
     assert len(found) == (2 if kind == "mpijob" else 1)
     for pod in found:
@@ -67,7 +66,7 @@ def test_files_without_settings_are_so_too() -> None:
     """A TrainJob that `cpudist launch` starts, and the pod that copies files out."""
     documents = from_file("trainjob_mpi")
     for document in documents:
-        schemas.check(document)
+        check_schema(document)
     for pod in [*pods(documents), yaml.safe_load((FOLDER / "reader.yaml").read_text())]:
         check_pod(pod)
 
