@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import recorded
 
 from cpudist.errors import UserError
 from cpudist.launchers import Placement
@@ -81,17 +80,6 @@ def test_ranks_that_run_elsewhere_than_promised() -> None:
     assert said.startswith("mpich was asked for 2 hosts, but all ranks run on same-name; ")
     said = elsewhere(alias, assign_nodes(alias, "mpich")[0], requested_nodes=None)
     assert said.startswith("mpich takes same-name for 2 hosts, so ranks share cores; ")
-
-
-def test_the_sentences_of_lost_ranks() -> None:
-    losses = [
-        LostRank("ended", 3, "h1"),
-        LostRank("unreachable", 3, "h1", "last in train.py:88"),
-        LostRank(9),
-        LostRank(11, host="h1"),
-        LostRank(99, 1),
-    ]
-    assert [str(lost) for lost in losses] == recorded("lost ranks")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from jobs import completed, mpirun, torchrun, train
-from pretrained import minilm
-from trainer_examples import EXAMPLES, trained
+from trainer_examples import EXAMPLES, minilm, trained
 
 pytestmark = pytest.mark.job
 

