@@ -8,7 +8,6 @@ from pathlib import Path
 import cpudist
 
 PACKAGE = Path(cpudist.__file__).parent
-PYPROJECT = PACKAGE.parent / "pyproject.toml"
 
 # Words of the docstrings -> modules.
 MODULES = {
@@ -35,7 +34,9 @@ def _said(folder: Path) -> set[str] | None:
 
 
 def test_what_a_docstring_forbids_is_checked() -> None:
-    contracts = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
     checked = {
         contract["source_modules"][0].removeprefix("cpudist."): set(contract["forbidden_modules"])
         for contract in contracts

@@ -56,7 +56,7 @@ class Guest(GlooBackend):
 
     def start(self, world, store, timeout):
         import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
         print("guest:", sorted(self.configured.items()))
 """

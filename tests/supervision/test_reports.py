@@ -18,12 +18,11 @@ from cpudist.supervision import rank_texts
 from cpudist.supervision.rank_status import RankStatus, beat_seconds, status_of
 from cpudist.supervision.reports import Explanation
 
-MESSAGES = Path(__file__).parents[1] / "messages.txt"  # the name of a case, and its lines below it
 WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))
 
 
 def recorded(case: str) -> list[str]:
-    blocks = MESSAGES.read_text(encoding="utf-8").split("\n\n")
+    blocks = (Path(__file__).parents[1] / "messages.txt").read_text(encoding="utf-8").split("\n\n")
     return next(lines for name, *lines in map(str.splitlines, blocks) if name == f"[{case}]")
 
 
