@@ -34,12 +34,10 @@ def _said(folder: Path) -> set[str] | None:
 
 
 def test_what_a_docstring_forbids_is_checked() -> None:
-    contracts = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
     checked = {
         contract["source_modules"][0].removeprefix("cpudist."): set(contract["forbidden_modules"])
-        for contract in contracts
+        for contract in settings["tool"]["importlinter"]["contracts"]
         if contract["type"] == "forbidden"
     }
     folders = [path.parent for path in PACKAGE.glob("*/__init__.py") if path.parent.name != "cli"]
