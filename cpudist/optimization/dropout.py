@@ -4,9 +4,8 @@ PyTorch (2.8 to 2.15) draws masks on one thread on most CPUs. The operators of c
 torch's threads, store no mask for the backward pass, and take a seed from torch's generator. So `manual_seed`, saved
 generator states and recomputed activations repeat the masks on any number of threads.
 
-The modules `torch.nn.Dropout` and `torch.nn.MultiheadAttention` and the attention of Hugging Face's models use them in
-their forward pass. Compiled models use them too, but not in `torch.nn.MultiheadAttention`. Other modules, and attention
-under transforms of torch.func, have torch's dropout.
+The modules `torch.nn.Dropout` and `torch.nn.MultiheadAttention` and the attention of Hugging Face's models use them.
+Other modules, `torch.nn.MultiheadAttention` in compiled models, and attention under torch.func have torch's dropout.
 """
 
 import functools
@@ -29,19 +28,13 @@ _SOURCES = Path(__file__).parent / "csrc"
 _PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
 _FASTER = 0.8  # The operator is used if it takes less than this share of torch's time.
 _REPEATS = 8  # The fastest of these calls counts: on a busy machine, threads sometimes wait for a core.
+_key: Any = None  # The dispatch key under which torch draws on all threads; None before `_load`, as after unpickling.
 
 
 def divide(model: torch.nn.Module) -> bool:
-    """Make the model draw its dropout on all threads, if that is faster than torch at this number of threads.
-
-    Raises:
-        UserError: the kernel cannot be compiled or loaded.
-    """
+    """Make the model draw its dropout on all threads, if that is faster than torch at this number of threads."""
     modules = [(module, forward) for module in model.modules() if (forward := _forward_of(module))]
-    if not modules:
-        return False
-    _load()
-    if not _is_faster(torch.get_num_threads()):
+    if not modules or not _is_faster(torch.get_num_threads()):
         return False
     restore(model)
     for module, forward in modules:
@@ -60,11 +53,7 @@ def restore(model: torch.nn.Module) -> None:
 
 
 def ensure_built(cache: Path | None = None) -> Path:
-    """Return the kernel's library, compiling it if neither the wheel nor `cache` (`compiler.cache_folder`) has it.
-
-    Raises:
-        UserError: there is no compiler, or the compilation fails.
-    """
+    """Return the kernel's library, compiling it if neither the wheel nor `cache` (`compiler.cache_folder`) has it."""
     prebuilt = _PREBUILT / f"torch{compiler.torch_release()}" / FILE
     return prebuilt if prebuilt.exists() else compiler.ensure(library(), cache)
 
@@ -80,12 +69,9 @@ def library() -> Library:
     )
 
 
-_key: Any = None  # The dispatch key under which torch draws on all threads; None before `_load`, as after unpickling.
-
-
 @functools.cache
 def _load() -> None:
-    """Register the operators `torch.ops.cpudist`."""
+    """Register the operators `torch.ops.cpudist`, or raise UserError if the kernel cannot be compiled or loaded."""
     path = ensure_built()
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
@@ -97,6 +83,7 @@ def _load() -> None:
 
 @functools.cache
 def _is_faster(_threads: int) -> bool:
+    _load()
     ones = torch.ones(1 << 20)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         ours, torchs = (

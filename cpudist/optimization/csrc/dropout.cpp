@@ -43,8 +43,9 @@ Tensor masked_of(const Tensor& input, const Tensor& seeds, double p) {
   return out;
 }
 
-Tensor masked_on_cpu(const Tensor& input, const Tensor& seeds, double p) {
-  const bool single = input.scalar_type() == at::kFloat;  // otherwise bfloat16, or an error of the type
+Tensor masked_of_data(const Tensor& input, const Tensor& seeds, double p) {
+  if (input.is_meta()) return at::empty_like(input.contiguous());  // a compiler asks for the shape
+  const bool single = input.scalar_type() == at::kFloat;           // otherwise bfloat16, or an error of the type
   return (single ? masked_of<float> : masked_of<at::BFloat16>)(input.contiguous(), seeds.contiguous(), p);
 }
 
@@ -120,10 +121,6 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   return at::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, gqa);
 }
 
-Tensor masked_without_data(const Tensor& input, const Tensor&, double) {
-  return at::empty_like(input, input.options(), at::MemoryFormat::Contiguous);
-}
-
 TORCH_LIBRARY(cpudist, library) {
   library.def("dispatch_key() -> int", [] { return static_cast<int64_t>(kKey); });
   library.def("dropout(Tensor input, float p, bool train) -> Tensor", dropout);
@@ -134,8 +131,8 @@ TORCH_LIBRARY(cpudist, library) {
       attention);
 }
 
-TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_on_cpu); }
-TORCH_LIBRARY_IMPL(cpudist, Meta, library) { library.impl("masked", masked_without_data); }
+TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_of_data); }
+TORCH_LIBRARY_IMPL(cpudist, Meta, library) { library.impl("masked", masked_of_data); }
 TORCH_LIBRARY_IMPL(cpudist, Autograd, library) { library.impl("masked", masked_with_gradient); }
 TORCH_LIBRARY_IMPL(cpudist, FuncTorchBatched, library) { library.impl("masked", masked_of_examples); }
 // Without this kernel, vmap would call the operator outside vmap, or once for each example.
