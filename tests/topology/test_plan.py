@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import LAYOUTS, machine_of
+from layouts import LAYOUTS, draw_places, machine_of
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, assemble
@@ -27,14 +27,7 @@ def machine(sockets: int = 1, nodes: int = 1, caches: int = 1, cores: int = 1, l
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
     """Any machine, regular or not, any part of which may be used."""
-    places = [
-        (socket, node, cache, core)
-        for socket in range(draw(st.integers(1, 3)))
-        for node in range(draw(st.integers(1, 3)))
-        for cache in range(draw(st.integers(1, 3)))
-        for core in range(draw(st.integers(1, 5)))
-        for _thread in range(draw(st.integers(1, 2)))
-    ]
+    places = draw_places(draw, 3, 3, 3, 5)
     numbers = draw(st.permutations(range(len(places))))
     cpus = [
         Cpu(number, (cache, core), socket, 10 * socket + node, cache)

@@ -12,7 +12,7 @@ from xml.sax.saxutils import quoteattr
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from layouts import FOLDER, LAYOUTS, Shape, format_mask, machine_of, unpack
+from layouts import FOLDER, LAYOUTS, Shape, draw_places, format_mask, machine_of, unpack
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, NumaNode, Topology, assemble, hwloc, lscpu, sysfs
@@ -44,14 +44,7 @@ class Described:
 
 @st.composite
 def described(draw: st.DrawFn) -> Described:
-    places = [
-        (socket, node, cache, core)
-        for socket in range(draw(st.integers(1, 2)))
-        for node in range(draw(st.integers(1, 2)))
-        for cache in range(draw(st.integers(1, 2)))
-        for core in range(draw(st.integers(1, 2)))
-        for _thread in range(draw(st.integers(1, 2)))
-    ]
+    places = draw_places(draw, 2, 2, 2, 2)
     numbers = draw(st.permutations(range(1, len(places) + 1)))
     cpus = tuple(
         Cpu(number, (socket, node, cache, core), socket, 2 * socket + node, (socket, node, cache))
