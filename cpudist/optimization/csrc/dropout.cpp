@@ -43,7 +43,7 @@ Tensor masked_of(const Tensor& input, const Tensor& seeds, double p) {
   return out;
 }
 
-Tensor masked_of_data(const Tensor& input, const Tensor& seeds, double p) {
+Tensor masked_without_gradient(const Tensor& input, const Tensor& seeds, double p) {
   if (input.is_meta()) return at::empty_like(input.contiguous());  // a compiler asks for the shape
   const bool single = input.scalar_type() == at::kFloat;           // otherwise bfloat16, or an error of the type
   return (single ? masked_of<float> : masked_of<at::BFloat16>)(input.contiguous(), seeds.contiguous(), p);
@@ -91,7 +91,8 @@ Tensor masked_of_examples(const Tensor& input, const Tensor& seeds, double p) {
   return at::functorch::makeBatched(masked(with_examples(input), with_examples(seeds), p), 0, level);
 }
 
-// Returns whether the kernel supports a tensor. Python subclasses, nested tensors and dynamic shapes have torch's dropout.
+// Returns whether the kernel supports a tensor, which may be a compiler's stand-in. Python's other subclasses, nested
+// tensors and symbolic shapes have torch's dropout.
 bool is_supported(const Tensor& input) {
   const auto* tensor = input.unsafeGetTensorImpl();
   const bool plain = input.is_cpu() && input.layout() == at::kStrided && !input.is_nested();
@@ -114,7 +115,7 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   return masked(input.permute(order), seed, p).permute(inverse);
 }
 
-// torch's attention with this dropout, for compilers: they cannot include the key.
+// torch's attention with this dropout. Compilers trace this operator, because they cannot trace the guard.
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                  double p, bool causal, std::optional<double> scale, bool gqa) {
   const c10::impl::IncludeDispatchKeyGuard ours(kKey);
@@ -131,8 +132,8 @@ TORCH_LIBRARY(cpudist, library) {
       attention);
 }
 
-TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_of_data); }
-TORCH_LIBRARY_IMPL(cpudist, Meta, library) { library.impl("masked", masked_of_data); }
+TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_without_gradient); }
+TORCH_LIBRARY_IMPL(cpudist, Meta, library) { library.impl("masked", masked_without_gradient); }
 TORCH_LIBRARY_IMPL(cpudist, Autograd, library) { library.impl("masked", masked_with_gradient); }
 TORCH_LIBRARY_IMPL(cpudist, FuncTorchBatched, library) { library.impl("masked", masked_of_examples); }
 // Without this kernel, vmap would call the operator outside vmap, or once for each example.
