@@ -3,8 +3,11 @@
 The first rank to fail claims the failure (watch.py), prints its traceback and one line with the rank, the host and the
 exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
 ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
+
+A rank whose connection to another one breaks fails by that rank's end. It reports this only if nobody knows more.
 """
 
+import re
 import socket
 import sys
 import time
@@ -20,6 +23,9 @@ from cpudist.supervision.watch import GRACE_SECONDS, Watch
 from cpudist.world import name_of
 
 INTERRUPTED = 130
+
+# gloo's messages (torch 2.8 to 2.13) where the process at the other end is gone
+_PEER_GONE = re.compile("onnection (closed|reset) by peer|Broken pipe")
 
 Show = Callable[[BaseException], None]
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
@@ -52,6 +58,8 @@ def fail(
         _report(error, show, who, alone=bool(rank))
         before_the_end(status)
         abort(status)
+    if isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)):
+        time.sleep(GRACE_SECONDS)  # meanwhile the watch or the launcher ends this process, and names the lost rank
     claimed = watch.claim()
     if claimed:
         if waited := waited_for(error, watch):  # this rank is not the cause

@@ -94,14 +94,19 @@ def test_an_interrupt_names_the_record_and_the_launcher_ends_with_the_ranks_stat
 
 @pytest.mark.job
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
-    """No launcher would end them, as in pods; their working folder is removed meanwhile. See test_ends.py for gloo."""
+    """No launcher would end them, as in pods; their working folder is removed meanwhile. See test_ends.py for gloo.
+
+    Rank 0 notices the end of a connection first, as gloo does in a call.
+    """
     leave = "import tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)"
     published = "from cpudist.job import require; poll(lambda: b'script.py' in require().store.get('status/1'), 30)"
-    script = _script(tmp_path, f"{leave}; {published}; os.kill(os.getpid(), signal.SIGKILL)", _SLEEP)
+    kill = f"{leave}; {published}; time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
+    script = _script(tmp_path, kill, f"{published}; raise RuntimeError('Connection closed by peer')")
     result = run(by_hand(train("--backend", "ccl", Path(script).name)), timeout=BOUND, cwd=tmp_path)
     assert result.stdout.splitlines()[-1] == "137 1", result.output
     lost = r"cpudist: rank 1 on \S+ ended without an error message .*; it was last in script\.py:\d+; ending the job\n"
     assert len(re.findall(lost, result.stderr)) == 1, result.output
+    assert "closed by peer" not in result.stderr
 
 
 @pytest.mark.job
