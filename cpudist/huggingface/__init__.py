@@ -104,6 +104,11 @@ PATCHES = (
         "self, model, device_placement, evaluation_mode",
     ),
     Patch(
+        "accelerate.accelerator:Accelerator.clip_grad_norm_",
+        "torch computes the norm of gradients on one thread; replaced on the Accelerator of a Trainer with --use_ipex",
+        parameters="self, parameters, max_norm, norm_type",
+    ),
+    Patch(
         "transformers.training_args:TrainingArguments",
         "ddp_compress and parallel_dropout are ours, 5 has neither use_ipex nor no_cuda; ddp_backend does not take ccl",
         training_arguments.change_fields,

@@ -1,4 +1,4 @@
-"""Patches of accelerate's choice of backend and number format, and of its DDP.
+"""Patches of accelerate's choice of backend and number format, of its DDP, and of its clipping of gradients.
 
 Each function returns the replacement of `original`; `PATCHES` has the reasons.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpudist.console import say
-from cpudist.optimization import precision
+from cpudist.optimization import native, precision
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -71,3 +71,26 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
         return context.job.communication.wrap(lambda: original(self, model, *args, **kwargs))
 
     return prepare
+
+
+def clip_by_blocks(accelerator: Any) -> None:
+    """Let this Accelerator clip float32 gradients by `native.gradient_norm`, and others as before."""
+    original = accelerator.clip_grad_norm_
+
+    @functools.wraps(original)
+    def clip(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        parameters = list(parameters)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not gradients or norm_type != 2 or not all(map(_is_plain, gradients)):
+            return original(parameters, max_norm, norm_type)
+        accelerator.unscale_gradients()
+        norm = native.gradient_norm(gradients)
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    accelerator.clip_grad_norm_ = clip
+
+
+def _is_plain(gradient: torch.Tensor) -> bool:
+    dense = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+    return dense and gradient.device.type == "cpu" and gradient.dtype is torch.float32

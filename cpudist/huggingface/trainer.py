@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils._pytree import tree_map
 
+from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.training_arguments import computing_type
 from cpudist.optimization import applied, kernels
 
@@ -89,6 +90,7 @@ def _optimize(trainer: Any, context: Context) -> None:
         fused = any(group.get("fused") for group in optimizer.param_groups)
         applied.note(["native", *([kernels.fused_name(optimizer)] if fused else [])], dtype)
         return
+    clip_by_blocks(trainer.accelerator)
     no_ipex = kernels.why_not_ipex(args.torch_compile)
     chosen = applied.note(kernels.apply(model, optimizer, no_ipex, parallel_dropout=args.parallel_dropout), dtype)
     warning = f"warning: --use_ipex: {no_ipex}; going on with " if no_ipex else ""

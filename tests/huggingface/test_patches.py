@@ -21,7 +21,9 @@ from transformers.integrations import integration_utils
 import cpudist
 from cpudist import UserError, huggingface, job
 from cpudist.huggingface import resuming
+from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.uneven_shares import BatchGeometry
+from cpudist.optimization import native
 from cpudist.training.run_target import time_trainer
 
 pytestmark = pytest.mark.versions
@@ -123,6 +125,28 @@ def test_number_formats_that_a_cpu_lacks(
     for name in ("fp16", "fp16_full_eval"):
         with pytest.raises(UserError, match="float16"):
             TrainingArguments("out", **{name: True})
+
+
+@pytest.mark.usefixtures("alone")
+def test_use_ipex_clips_by_a_norm_that_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's norm of so many values is wrong by 2e-4. Other norms, and gradients of other types, are left to torch."""
+    accelerator, sizes = accelerate.Accelerator(), ((1 << 20, 4), (4097,), (0,), ())
+    clip_by_blocks(accelerator)
+    for norm, dtype in ((2, torch.float32), (1, torch.float32), (2, torch.float64)):
+        parameters = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        values = torch.cat([parameter.grad.flatten() for parameter in parameters]).double()
+        whole = torch.linalg.vector_norm(values, norm).item()
+        error = 1e-6 if norm == 2 else 1e-3
+        assert accelerator.clip_grad_norm_(parameters, 0.5, norm).item() == pytest.approx(whole, rel=error)
+        clipped = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        torch.testing.assert_close(clipped.double(), values * (0.5 / whole), rtol=error, atol=0)
+    norms: list[Any] = []
+    monkeypatch.setattr(native, "gradient_norm", lambda gradients: norms.append(1) or torch.tensor(1.0))
+    for used in (False, True):
+        trained(tmp_path, use_ipex=used, max_steps=3)
+        assert len(norms) == 3 * used
 
 
 def _trainer(ranks: int, batch: int, **changes: Any) -> Any:
