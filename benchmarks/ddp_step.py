@@ -3,9 +3,9 @@
     mpirun -n 2 python benchmarks/ddp_step.py [--backend xla] [--shape SAMPLES TOKENS] [--quick]
 
 A step is forward, backward and optimizer of a BERT with 24 million parameters, 2 x 64 random tokens per rank (--shape).
-Prints, for float32 and bfloat16, its time with several kinds of buckets, and as multiples of a step without
-communication. With --backend xla the device computes, in the buckets that `cpudist.wrap` chooses: most of the time is
-compiling.
+Prints, for float32 and bfloat16, its time with several kinds of buckets and without DDP, where a hook averages each
+gradient in place, and as multiples of a step without communication. With --backend xla the device computes, in the
+buckets that `cpudist.wrap` chooses: most of the time is compiling.
 """
 
 import argparse
@@ -59,11 +59,29 @@ def main() -> None:
 
         return measure
 
+    def averaged_in_place(dtype: torch.dtype) -> Candidate:
+        """Return a candidate without DDP's buckets: each gradient is averaged when it is complete."""
+
+        def average(parameter: torch.Tensor) -> None:
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, groups[world.backend])
+
+        def measure(calls: int) -> list[float]:
+            hooks = [one.register_post_accumulate_grad_hook(average) for one in model.parameters()]  # type: ignore[no-untyped-call]
+            try:
+                return timed(partial(train_on, tokens, model, optimizer, dtype))(calls)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+        return measure
+
     for dtype in (torch.float32, torch.bfloat16):
         candidates = {"no communication": candidate(dtype, groups[world.backend], choices[0], alone=True)}
         for mb, views in choices:
             for name, group in groups.items():
                 candidates[f"{name}, {mb} MB{', views' if views else ''}"] = candidate(dtype, group, (mb, views))
+        if world.backend == "ccl":  # gloo has no AVG
+            candidates["ccl, each gradient in place, no DDP"] = averaged_in_place(dtype)
         compare(precision.name(dtype), candidates, QUICK if options.quick else FULL)
     cpudist.shutdown()
 
