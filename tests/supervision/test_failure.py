@@ -94,10 +94,7 @@ def test_an_interrupt_names_the_record_and_the_launcher_ends_with_the_ranks_stat
 
 @pytest.mark.job
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
-    """No launcher would end them, as in pods; their working folder is removed meanwhile. See test_ends.py for gloo.
-
-    Rank 0 notices the end of a connection first, as gloo does in a call.
-    """
+    """No launcher ends them, as in pods; rank 0 has noticed a broken connection first, as gloo does in a call."""
     leave = "import tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)"
     published = "from cpudist.job import require; poll(lambda: b'script.py' in require().store.get('status/1'), 30)"
     kill = f"{leave}; {published}; time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
