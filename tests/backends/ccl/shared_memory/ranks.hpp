@@ -27,7 +27,7 @@ namespace cpudist::testing {
 extern int threads_of_rank;
 // How late the other threads come to each call that they join, and how many calls that were.
 extern Milliseconds lateness;
-extern int joins;
+extern std::atomic<int> joins;
 
 inline void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);

@@ -9,7 +9,7 @@ namespace cpudist {
 namespace testing {
 int threads_of_rank = 1;
 Milliseconds lateness{};
-int joins = 0;
+std::atomic<int> joins{0};
 }  // namespace testing
 
 namespace parallel {
