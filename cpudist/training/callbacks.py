@@ -6,6 +6,7 @@ This module imports transformers, so run_target.py imports it only when the scri
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
     """Write the time of every optimizer step and the losses that Trainer logs into the run record.
 
     A step begins where the last step, evaluation or checkpoint has ended, so its time includes loading data and
-    excludes evaluations. The first step, a warm-up, is left out if there are others.
+    excludes evaluations. The first step, a warm-up, is left out if there are others; of compiled models the first two.
     """
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
@@ -72,7 +73,13 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a step to the record."""
         training = self._record.training
-        if training.steps == 2:
+        # Of a compiled model the second step is a warm-up, too: the first one may be eager, see Trainer.compute_loss.
+        if training.steps == 1 + (2 if args.torch_compile else 1):
+            if args.torch_compile and self._job.world.rank == 0:
+                seconds, cache = sum(training.step_seconds()), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+                say(
+                    f"the first two steps took {seconds:.0f} s with compiling; the next start takes the code from {cache}"
+                )
             training.times.clear()
         training.end_step(self._job.backend.communication_seconds())
 

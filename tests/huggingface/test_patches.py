@@ -23,7 +23,7 @@ from cpudist import UserError, huggingface, job
 from cpudist.huggingface import resuming
 from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.uneven_shares import BatchGeometry
-from cpudist.optimization import native
+from cpudist.optimization import ipex, native
 from cpudist.training.run_target import time_trainer
 
 pytestmark = pytest.mark.versions
@@ -161,8 +161,6 @@ def _trainer(ranks: int, batch: int, **changes: Any) -> Any:
 
 
 class Weighting(Trainer):
-    """A Trainer with a loss of its own."""
-
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
@@ -192,7 +190,6 @@ class Reporter(TrainerCallback):
     seen: list[dict[str, float]]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Keep what is reported."""
         self.seen.append(dict(logs or {}))
 
 
@@ -214,6 +211,8 @@ def test_reporters_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert not [name for logs in history for name in logs if name.startswith("cpudist")]
 
     capsys.readouterr()
-    trained(tmp_path, **six)
-    assert "'loss'" in (said := capsys.readouterr().out)
-    assert "cpudist_" not in said
+    trained(tmp_path, **six, **({"torch_compile_backend": "eager"} if ipex.missing() else {}))
+    said = capsys.readouterr()
+    assert "'loss'" in said.out
+    assert "cpudist_" not in said.out
+    assert ("the first two steps took " in said.err) == bool(ipex.missing())
