@@ -77,9 +77,7 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
         if training.steps == 1 + (2 if args.torch_compile else 1):
             if args.torch_compile and self._job.world.rank == 0:
                 seconds, cache = sum(training.step_seconds()), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-                say(
-                    f"the first two steps took {seconds:.0f} s with compiling; the next start takes the code from {cache}"
-                )
+                say(f"the first two steps took {seconds:.0f} s with compiling; {cache} keeps the code for later starts")
             training.times.clear()
         training.end_step(self._job.backend.communication_seconds())
 
