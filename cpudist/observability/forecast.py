@@ -68,6 +68,8 @@ def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> For
     waiting += spread * NormalDist().inv_cdf((hosts - 0.375) / (hosts + 0.25))  # expected maximum: Blom (1958)
     step, rate = computing + taken + waiting, record["samples_per_second"]
     errors = (compress == "int8") - (scheme == "int8")  # int8 keeps its rounding errors, in float32
+    ranks = record["world_size"] // own
+    buckets = (hosts * ranks > 1) - (record["world_size"] > 1)  # DDP's, which a single rank does not have
     return Forecast(
         hosts,
         compress,
@@ -75,7 +77,7 @@ def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> For
         waiting,
         rate and rate * measured / own * hosts / step,
         computing / step,
-        record["memory"] + 4 * errors * times["values"],
+        record["memory"] + 4 * (errors + buckets) * times["values"],
     )
 
 

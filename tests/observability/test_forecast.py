@@ -35,6 +35,7 @@ def test_a_step_waits_for_what_the_backward_pass_does_not_hide(bandwidth: float,
     found = forecast(record(), 2, "none", bandwidth)
     assert found.waiting == pytest.approx(waiting, rel=0.01)
     assert found.samples_per_second == pytest.approx(20 * 1.2 / found.step)
+    assert found.memory == (2 << 30) + 80_000_000, "DDP's buckets"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
