@@ -74,7 +74,12 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
 
 
 def clip_by_blocks(accelerator: Any) -> None:
-    """Let this Accelerator clip float32 gradients by `native.gradient_norm`, and others as before."""
+    """Let this Accelerator clip float32 gradients by `native.gradient_norm`, and others as before.
+
+    Where ranks have shards of gradients (FSDP, DeepSpeed), the norm is accelerate's own.
+    """
+    if accelerator.distributed_type not in ("NO", "MULTI_CPU"):
+        return
     original = accelerator.clip_grad_norm_
 
     @functools.wraps(original)

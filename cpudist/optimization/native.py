@@ -77,6 +77,7 @@ def _same_order(parameter: torch.Tensor, value: Any) -> bool:
     return value.stride() == parameter.stride() or all(size == 1 or one == other for size, one, other in strides)
 
 
+@torch.no_grad()
 def gradient_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the 2-norm of all gradients together, computed on all threads by blocks of each gradient.
 

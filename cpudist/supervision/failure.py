@@ -25,7 +25,7 @@ from cpudist.world import name_of
 INTERRUPTED = 130
 
 # gloo's messages (torch 2.8 to 2.13) where the process at the other end is gone
-_PEER_GONE = re.compile("onnection (closed|reset) by peer|Broken pipe")
+_PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe", re.IGNORECASE)
 
 Show = Callable[[BaseException], None]
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
