@@ -5,7 +5,7 @@
 trainer_script.py trains a GPT-2 with 24 million parameters, 8 x 128 tokens per rank, for 8 steps, in float32 and in
 bfloat16. torchrun and accelerate start it on gloo, mpirun with cpudist on ccl. The jobs take turns. Prints samples per
 second in the second half of the steps, when models are compiled, and as multiples of the first job's; the time of a
-whole job; and the last loss, which must be the same for all but those with dropout of `--use_ipex`.
+whole job; and the last loss. It must be the same for all jobs without --use_ipex, which draws other dropout masks.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Patches of accelerate's choice of backend and number format, of its DDP, and of its clipping of gradients.
 
-Each function returns the replacement of `original`; `PATCHES` has the reasons.
+Each function that takes `original` returns its replacement. `PATCHES` has the reasons of all.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
 def clip_by_blocks(accelerator: Any) -> None:
     """Let this Accelerator clip float32 gradients by `native.gradient_norm`, and others as before.
 
-    Where ranks have shards of gradients (FSDP, DeepSpeed), the norm is accelerate's own.
+    Where ranks have shards of gradients (FSDP, DeepSpeed), accelerate clips as before: it adds up the shards' norms.
     """
     if accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         return

@@ -13,11 +13,11 @@ import torch
 # These have a fused kernel for the CPU (torch 2.8: torch/optim/optimizer.py, _get_fused_kernels_supported_devices).
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
+_BLOCK = 4096  # A block of float32 values, 16 KB, fits into a first-level cache.
+
 # <malloc.h> of the GNU C library
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = -1
-
-_BLOCK = 4096  # a block of float32 values fits the first-level cache
 
 _VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 

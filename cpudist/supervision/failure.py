@@ -4,7 +4,8 @@ The first rank to fail claims the failure (watch.py), prints its traceback and o
 exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
 ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
 
-A rank whose connection to another one breaks fails by that rank's end. It reports this only if nobody knows more.
+A broken connection is mostly the consequence of another rank's end. The rank that notices it waits some seconds before
+it reports its error, because the watch and the launcher know which rank has ended.
 """
 
 import re
@@ -24,7 +25,7 @@ from cpudist.world import name_of
 
 INTERRUPTED = 130
 
-# gloo's messages (torch 2.8 to 2.13) where the process at the other end is gone
+# gloo (torch 2.8 to 2.13) raises RuntimeError with these words if the other process has ended.
 _PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe", re.IGNORECASE)
 
 Show = Callable[[BaseException], None]
@@ -59,7 +60,7 @@ def fail(
         before_the_end(status)
         abort(status)
     if isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)):
-        time.sleep(GRACE_SECONDS)  # meanwhile the watch or the launcher ends this process, and names the lost rank
+        time.sleep(GRACE_SECONDS)  # If a rank was lost, the watch or the launcher ends this process meanwhile.
     claimed = watch.claim()
     if claimed:
         if waited := waited_for(error, watch):  # this rank is not the cause

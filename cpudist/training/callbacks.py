@@ -73,10 +73,11 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a step to the record."""
         training = self._record.training
-        # Of a compiled model the second step is a warm-up, too: the first one may be eager, see Trainer.compute_loss.
-        if training.steps == 1 + (2 if args.torch_compile else 1):
+        # A compiled model may compute the first step eagerly (huggingface/trainer.py, compute_loss), and compile later.
+        warm_up = 2 if args.torch_compile else 1
+        if training.steps == warm_up + 1:
             if args.torch_compile and self._job.world.rank == 0:
-                seconds, cache = sum(training.step_seconds()), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+                seconds, cache = sum(training.step_seconds()), os.environ["TORCHINDUCTOR_CACHE_DIR"]
                 say(f"the first two steps took {seconds:.0f} s with compiling; {cache} keeps the code for later starts")
             training.times.clear()
         training.end_step(self._job.backend.communication_seconds())

@@ -94,7 +94,7 @@ def test_arguments_from_files_and_code_and_a_rank_that_fails(tmp_path: Path, lau
     command = [*LAUNCHERS[launcher], str(CHECKS / "arguments.py"), str(tmp_path), "starts"]
     result = run(command, timeout=BOUND, cwd=tmp_path)
     assert result.returncode == 1, result.output
-    assert result.stdout.replace("\n", "") == "truetrue", result.output
+    assert result.stdout == "true\ntrue\n", result.output
     assert result.stderr.count("RuntimeError: rank 1 has had enough\n") == 1, result.output
     assert "failed: RuntimeError: rank 1 has had enough; ending the job\n" in result.stderr, result.output
     assert json.loads((tmp_path / "cpudist.json").read_text())["exit"] == "failed"

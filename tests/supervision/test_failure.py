@@ -48,14 +48,11 @@ def _job(folder: Path, backend: str, what: str, others: str, ranks: int = 2) -> 
     return run(mpirun(ranks, *train(*options, _script(folder, what, others))), timeout=BOUND)
 
 
-# Rank 0 waits in a collective, rank 2 in Python.
-_COLLECTIVE_OR_SLEEP = "dist.all_reduce(torch.ones(1)) if dist.get_rank() == 0 else time.sleep(300)"
-
-
 @pytest.mark.job
 def test_an_exception_ends_the_job_and_is_shown_once(tmp_path: Path) -> None:
-    """See test_ends.py for gloo."""
-    result = _job(tmp_path, "ccl", "raise ValueError('the reason')", _COLLECTIVE_OR_SLEEP, ranks=3)
+    """Rank 0 waits in a collective, rank 2 in Python. See test_ends.py for gloo."""
+    others = "dist.all_reduce(torch.ones(1)) if dist.get_rank() == 0 else time.sleep(300)"
+    result = _job(tmp_path, "ccl", "raise ValueError('the reason')", others, ranks=3)
     assert result.returncode == 1, result.output
     assert result.stderr.count("Traceback (most recent call last)") == 1, result.output
     assert result.stderr.count("\nValueError: the reason\n") == 1, result.output

@@ -97,7 +97,7 @@ def starts():
     assert (own.world_size, own.local_rank, dist.get_backend()) == (2, running.world.local_rank, "ccl")
     again = TrainingArguments(str(FOLDER), ddp_backend="ccl", use_ipex=True, no_cuda=True)
     assert job.current() is running
-    print(json.dumps(again.to_dict()["use_ipex"]), flush=True)
+    print(json.dumps(again.to_dict()["use_ipex"]) + "\n", end="", flush=True)  # at once: torchrun starts `python -u`
     dist.barrier()  # both have written
     if running.world.rank == 1:
         raise RuntimeError("rank 1 has had enough")
