@@ -130,7 +130,7 @@ class Job:
             self.heartbeat,
             self.counter,
             self.backend.progress,
-            list if context.watch is None else context.watch.explain,
+            list if context.watch is None else context.watch.waits.explain,
             (lambda: None) if context.stacks is None else context.stacks.show,
             lambda: self.record.write("failed"),
             self.changes,

@@ -109,7 +109,7 @@ def describe(error: BaseException) -> str:
 def waited_for(error: BaseException, watch: Watch | None) -> list[str]:
     """Return sentences about the ranks that the collective waited for that has timed out, most likely cause last."""
     timed_out = isinstance(error, RuntimeError) and "timed out" in str(error).lower()  # torch has no own exception
-    return watch.explain() if timed_out and watch is not None else []
+    return watch.waits.explain(timed_out=True) if timed_out and watch is not None else []
 
 
 def _report(error: BaseException, show: Show, who: str, alone: bool = False) -> None:

@@ -14,26 +14,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import after_last_line, option, say
-from cpudist.errors import StartupTimeout
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.long_waits import LongWaits
 from cpudist.supervision.rank_status import RankStatus, publish, published
-from cpudist.supervision.reports import Explanation
-from cpudist.waiting import LONG_WAIT_SECONDS
 from cpudist.world import name_of
 
 if TYPE_CHECKING:
-    from cpudist.backends.interface import Call
     from cpudist.world import World
 
 CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure
 REPORTED = "failure/reported"  # the exit status, set once the report is on screen
 _RECORDED = "failure/recorded"  # set once rank 0 has written the run record
 _LOST = "lost"  # the server's lines: each rank whose connection broke, and how
-_STALLED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call or line
 _FINISHED = "finished"  # counter of the ranks that have finished
 _ALL_FINISHED = "finished/all"
 _RANK_0_FINISHED = "finished/0"  # set once rank 0, whose process may serve the store, has finished
@@ -56,6 +52,7 @@ class Watch:
     Attributes:
         on_failure: called on rank 0 with the job's exit status, before it ends because of a failure.
         waiting_agent: see `Launcher.waiting_agent`.
+        waits: names the ranks that keep others waiting.
 
     Args:
         status: returns this rank's status; takes `at_end`, whether the script has ended.
@@ -76,8 +73,8 @@ class Watch:
         self.on_failure: Callable[[int], None] | None = None
         self.waiting_agent: int | None = None
         self._hosts = hosts
-        self._address = address
         self._own_status = status
+        self.waits = LongWaits(world, hosts, address, heartbeat.answer_seconds, timeout)
         self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process
         self._ending = threading.Lock()
@@ -85,7 +82,6 @@ class Watch:
         self._at_end = False
         self._first_at_end = False
         self._rank_0_finished = False
-        self._reported: set[str] = set()  # stalled calls that this rank need not report any more
         self._heartbeat = heartbeat
         after_last_line.add(self._has_reported)
         heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
@@ -101,20 +97,6 @@ class Watch:
             self._heartbeat.remove(self._beat)
             self._heartbeat.stop_listening()
         return first
-
-    def explain(self) -> list[str]:
-        """Return sentences about the ranks that keep others waiting, most likely cause last; any thread may call this.
-
-        The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
-        """
-        try:
-            with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
-                found = self._explain(connection)
-        except (StoreLost, StartupTimeout):
-            return []
-        tell_launch(found.blamed())
-        sentences = found.sentences()
-        return [*sentences[1:], *sentences[:1]]
 
     def end_job(self, status: int, *, reported: bool) -> NoReturn:
         """End this process once the failure is reported and rank 0 has written the run record.
@@ -207,10 +189,6 @@ class Watch:
             if self.world.rank == 1:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
-    def _explain(self, store: Connection) -> Explanation:
-        seen = published(store, self.world.size, self._heartbeat.answer_seconds)
-        return Explanation({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
-
     def _unfinished(self, seconds: float) -> str:
         return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
 
@@ -237,29 +215,13 @@ class Watch:
         abort(1)
 
     def _publish_status(self, store: Connection) -> None:
-        """Publish the status; report a call that has waited for long, and the missing ranks.
-
-        Long is 10 seconds, reported once for each line of the script, and a third of the timeout, once for each call.
-        """
+        """Publish the status, and what the store says if this rank is lost; report a call that has waited for long."""
         with self._publishing:
             status = self._own_status(at_end=self._at_end)
             publish(store, status)
         (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
-        for call in status.under_way[:1]:
-            if call.seconds > self._timeout() / 3:
-                self._report_stall(store, call, f"{call.group}/{call.sequence}/{call.peer}")
-            elif call.seconds > LONG_WAIT_SECONDS and call.sequence is not None and call.ranks != ():
-                self._report_stall(store, call, f"{call.name}/{status.line}")
-
-    def _report_stall(self, store: Connection, call: Call, which: str) -> None:
-        key = _STALLED.format(call=which)
-        if key in self._reported:
-            return
-        self._reported.add(key)
-        if store.add(key, 1) == 1:
-            for sentence in self._explain(store).sentences():
-                say(f"waiting for {call.seconds:.0f} s of {self._timeout():g}: {sentence}")
+        self.waits.report(store, status)
 
     def _end_with_the_others(self, store: Connection) -> NoReturn:
         """End this process after another rank has failed or was lost.
@@ -284,7 +246,7 @@ class Watch:
 
     def _end_if_deadlocked(self, store: Connection) -> None:
         """End the job if ranks wait in a collective that a finished rank will not call; the first to finish checks."""
-        found = self._explain(store)
+        found = self.waits.explanation(store)
         if found.deadlocked() and store.add(CLAIMS, 1) == 1:
             self._report_and_end(store, found.sentences())
 
