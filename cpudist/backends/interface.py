@@ -51,7 +51,7 @@ class Calls:
     """This rank's communication at one moment.
 
     Attributes:
-        under_way: incomplete calls, oldest first; on ccl also those that have timed out.
+        under_way: incomplete calls, oldest first; after a timeout ccl keeps those that were incomplete then.
         finished: the last completed collective of each group.
     """
 

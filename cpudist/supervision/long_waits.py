@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpudist.backends.interface import Call
     from cpudist.world import World
 
-_SAID = "stalled/{call}"  # counter; the rank that makes it 1 reports that call or line
+_REPORTED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call or line
 _STORE_SECONDS = 5.0
 
 
@@ -28,7 +28,7 @@ class LongWaits:
 
     Args:
         hosts: the host of each rank.
-        address: that of the job's store.
+        address: address of the job's store.
         answer_seconds: a rank whose last status is older does not answer.
         timeout: returns the limit of a collective, in seconds.
     """
@@ -46,17 +46,17 @@ class LongWaits:
         self._address = address
         self._answer_seconds = answer_seconds
         self._timeout = timeout
-        self._said: set[str] = set()  # calls and lines that this rank need not report any more
-        self._newest: tuple[float, RankStatus] | None = None  # when this rank has last waited for long, and its status
+        self._reported: set[str] = set()  # calls and lines that this rank need not report any more
+        self._last: tuple[float, RankStatus] | None = None  # time and status of the last heartbeat in a long wait
 
     def report(self, store: Connection, status: RankStatus) -> None:
-        """Report the missing ranks if, by this rank's new status, its oldest call has waited for long.
+        """Report the missing ranks if the oldest call in this rank's new status has waited for long.
 
         Long is 10 seconds, reported once for each line of the script, and a third of the timeout, once for each call.
         """
         for call in status.under_way[:1]:
             if call.seconds > self._timeout() / 3:
-                self._newest = time.monotonic(), status
+                self._last = time.monotonic(), status
                 self._report(store, call, f"{call.group}/{call.sequence}/{call.peer}")
             elif call.seconds > LONG_WAIT_SECONDS and call.sequence is not None and call.ranks != ():
                 self._report(store, call, f"{call.name}/{status.line}")
@@ -64,7 +64,7 @@ class LongWaits:
     def explain(self, *, timed_out: bool = False) -> list[str]:
         """Return sentences about the ranks that keep others waiting, most likely cause last; any thread may call this.
 
-        The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
+        The rank that reports a failure calls this. `cpudist launch` is told these ranks, too.
 
         Args:
             timed_out: whether a call of this rank has just timed out.
@@ -79,18 +79,18 @@ class LongWaits:
         return [*sentences[1:], *sentences[:1]]
 
     def explanation(self, store: Connection, *, timed_out: bool = False) -> Explanation:
-        """Return what the published statuses tell; if a call of this rank has `timed_out`, its status from before."""
+        """Return an explanation from the published statuses; `timed_out` as in `explain`."""
         seen = published(store, self._world.size, self._answer_seconds)
-        # A heartbeat may have come after the timeout, from when on gloo's collective counts as completed.
-        if timed_out and self._newest is not None and time.monotonic() - self._newest[0] < self._answer_seconds:
-            seen[self._world.rank] = self._newest[1]
+        # Once a collective of gloo has timed out, torch (2.13) records it as completed, and a heartbeat publishes that.
+        if timed_out and self._last is not None and time.monotonic() - self._last[0] < self._answer_seconds:
+            seen[self._world.rank] = self._last[1]
         return Explanation({rank: seen.get(rank) for rank in range(self._world.size)}, self._hosts)
 
     def _report(self, store: Connection, call: Call, which: str) -> None:
-        key = _SAID.format(call=which)
-        if key in self._said:
+        key = _REPORTED.format(call=which)
+        if key in self._reported:
             return
-        self._said.add(key)
+        self._reported.add(key)
         if store.add(key, 1) == 1:
             for sentence in self.explanation(store).sentences():
                 say(f"waiting for {call.seconds:.0f} s of {self._timeout():g}: {sentence}")

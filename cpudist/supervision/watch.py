@@ -215,7 +215,7 @@ class Watch:
         abort(1)
 
     def _publish_status(self, store: Connection) -> None:
-        """Publish the status, and what the store says if this rank is lost; report a call that has waited for long."""
+        """Publish the status, and the report that the store makes if this rank is lost; report long waits."""
         with self._publishing:
             status = self._own_status(at_end=self._at_end)
             publish(store, status)

@@ -165,7 +165,7 @@ def test_a_collective_that_a_rank_never_calls() -> None:
         try:
             dist.all_reduce(torch.ones(1)) if job.world.rank == 0 else time.sleep(30)
         finally:
-            time.sleep(1)  # some heartbeats, which find gloo's collective completed
+            time.sleep(1)  # A heartbeat publishes that gloo's collective has completed.
 
     (first, output), *others = fork_ranks(script, 3)
     assert [first, *others] == [1, (1, ""), (1, "")]
