@@ -37,7 +37,7 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # set once this rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_FOLLOW_SECONDS = 1.0  # Other ranks end this much later than the failed one: launchers report the first that ends.
+_FOLLOW_SECONDS = 1.0  # Ranks end this much later than the failed or lost one: launchers report the first that ends.
 _RANK_0_TIMEOUTS = 10  # The other ranks wait so many timeouts for rank 0, which may still save or upload a model.
 GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
 
@@ -236,7 +236,7 @@ class Watch:
                 statuses = published(store, self.world.size)
                 lost = _lost_ranks(store)
                 tell_launch([one.rank for one in lost[:1] if one.rank is not None])
-                self._report_and_end(store, rank_texts.explain_lost(lost, statuses, self._hosts))
+                self._report_and_end(store, rank_texts.explain_lost(lost, statuses, self._hosts), first=False)
             self._end(store, _reported_status(store, 1), first=False)
         except StoreLost:
             raise
@@ -248,13 +248,13 @@ class Watch:
         """End the job if ranks wait in a collective that a finished rank will not call; the first to finish checks."""
         found = self.waits.explanation(store)
         if found.deadlocked() and store.add(CLAIMS, 1) == 1:
-            self._report_and_end(store, found.sentences())
+            self._report_and_end(store, found.sentences(), first=True)
 
-    def _report_and_end(self, store: Connection, sentences: Sequence[str]) -> NoReturn:
+    def _report_and_end(self, store: Connection, sentences: Sequence[str], *, first: bool) -> NoReturn:
         for sentence in sentences:
             say(f"{sentence}; ending the job")
         store.set({REPORTED: b"1"})
-        self._end(store, 1, first=True)
+        self._end(store, 1, first=first)
 
     def _end(self, store: Connection, status: int, *, first: bool) -> NoReturn:
         self._ending.acquire()  # never released, so that only one thread continues
