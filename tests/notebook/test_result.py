@@ -61,11 +61,11 @@ def test_a_mailbox_is_shared_and_read_once() -> None:
     mailbox = Mailbox()
     try:
         assert list(mailbox.arrived()) == []
-        if os.fork() == 0:
+        if (child := os.fork()) == 0:
             Mailbox(mailbox.descriptor).leave(b"picture")
             Mailbox(mailbox.descriptor).leave(Result([1, "two"]))
             os._exit(0)
-        os.wait()
+        os.waitpid(child, 0)
         assert list(mailbox.arrived()) == [b"picture", Result([1, "two"])]
         with open(f"/proc/self/fd/{mailbox.descriptor}", "ab", buffering=0) as file:
             for byte in cloudpickle.dumps(Result("late")):  # a rank may be killed while it writes
