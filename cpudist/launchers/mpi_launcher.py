@@ -93,9 +93,12 @@ class MpiLauncher(Launcher):
 
     @classmethod
     def killed_ranks(cls, output: str) -> list[LostRank]:
-        """Return the ranks that signals have killed, as the launcher's output reports them."""
+        """Return the ranks that signals have killed, as the launcher's output reports them; not all with the signal."""
         found = [match.groupdict() for match in cls.killed.finditer(output)]
-        return [LostRank(int(one["signal"]), int(one["rank"]) if "rank" in one else None, one["host"]) for one in found]
+        return [
+            LostRank(int(one["signal"] or 0) or "ended", int(one["rank"]) if "rank" in one else None, one["host"])
+            for one in found
+        ]
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,12 @@ class Mpich(MpiLauncher):
     daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
     hostfile_option = "-f"
     by_name = True
-    # Hydra reports only the first killed rank, with its host. `.*` takes the rest of the output, for one match at most.
+    # Hydra reports only the first killed rank, with its host; where its own processes fail while it ends the others, it
+    # does not report the signal. The last `.*` takes the rest of the output, for one match at most.
     killed: ClassVar = re.compile(
-        r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\).*", re.DOTALL
+        r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?"
+        r"(EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\)|terminated badly; aborting).*",
+        re.DOTALL,
     )
 
     @classmethod

@@ -75,7 +75,6 @@ def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
 _SUMS = """
 import cpudist, torch
 from cpudist.backends.ccl import extension
-
 world = cpudist.init()
 ones = torch.ones(1 << 20)
 torch.distributed.all_reduce(ones)

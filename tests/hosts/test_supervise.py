@@ -49,7 +49,6 @@ import os, sys, uuid
 from cpudist.hosts import supervise as module
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host
-
 module._ALONE_SECONDS, module._REST_SECONDS, module._START_SECONDS = 1.0, 0.2, 10.0
 variables = {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
 grace = float(sys.argv[2]) if sys.argv[2:] else None

@@ -131,7 +131,6 @@ INTEL = """
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   RANK 0 PID 26955 RUNNING AT h0
 =   KILLED BY SIGNAL: 9 (Killed)
-
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   RANK 1 PID 26956 RUNNING AT h1
 =   KILLED BY SIGNAL: 11 (Segmentation fault)
@@ -158,3 +157,8 @@ def test_who_was_killed(mpi: type[MpiLauncher], said: str) -> None:
     unseen = "a rank" if mpi is Mpich else "rank 1"
     assert str(first_killed(killed, {})) == f"{unseen} on h1 was killed by SIGSEGV"
     assert mpi.killed_ranks("rank 1 on h1 failed: ValueError: signal 9; ending the job") == []
+
+
+def test_who_was_killed_where_hydra_fails_before_it_reports_the_signal() -> None:
+    said = MPICH.partition("YOUR APPLICATION T")[0] + "[mpiexec@h0] one of the processes terminated badly; aborting\n"
+    assert str(first_killed(Mpich.killed_ranks(said), {"h1": 1})).startswith("rank 1 on h1 ended without an error")

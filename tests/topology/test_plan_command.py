@@ -23,7 +23,6 @@ COMMAND = [sys.executable, "-m", "cpudist"]
 
 _TRAINS = """
 import sys, torch, cpudist
-
 class Ones(torch.utils.data.IterableDataset):
     def __iter__(self):
         while True:
