@@ -1,7 +1,7 @@
 """Write the tables of docs/performance.md from the figures in docs/performance.json: `python scripts/figures.py`.
 
 A table stands under a comment such as ``<!-- table: allreduce -->``. A figure is a number, or a list of the median and
-the range; those of the columns in `seconds` get a unit.
+the range; those of the columns in `seconds` get a unit. A text stays as it is.
 """
 
 import json
@@ -28,9 +28,9 @@ def _markdown(head: list[str], seconds: list[str], rows: list[list[Any]]) -> str
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _cell(value: float | list[float] | None, seconds: bool) -> str:
-    if value is None:
-        return _DASH
+def _cell(value: float | list[float] | str | None, seconds: bool) -> str:
+    if value is None or isinstance(value, str):
+        return value or _DASH
     median, *ends = value if isinstance(value, list) else [value]
     scale, unit = next((known for known in _UNITS if median >= known[0]), _UNITS[-1]) if seconds else (1, "")
     spread = f" ({_DASH.join(_digits(end / scale) for end in ends)})" if ends else ""
