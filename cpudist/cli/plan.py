@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cpudist.bench import rank_counts
-from cpudist.cli.parser import Parser, add_ranks_per_node, count_from_zero
+from cpudist.cli.parser import Parser, add_ranks_per_node
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
@@ -48,8 +48,6 @@ examples:
 
 def add_options(parser: Parser) -> None:
     add_ranks_per_node(parser, "ppn", "the number that --measure has found on such a machine")
-    workers = "processes that load data for each rank (Trainer's --dataloader_num_workers), to be given cores"
-    parser.add_argument("--data-workers", type=count_from_zero, default=0, metavar="N", help=workers)
     another = "another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML"
     parser.add_argument("--topology", type=Path, metavar="FILE", help=another)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -71,7 +69,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     machine = machine_from(options.topology) if options.topology else this_machine(env)
     threads, variable = threads_set(env) or (None, THREADS)
     measured = None if options.topology else measured_ranks.load()
-    plan = make_plan(machine, PlanOptions(options.ppn or measured or "numa", options.data_workers, threads, variable))
+    plan = make_plan(machine, PlanOptions(options.ppn or measured or "numa", threads, variable))
     if options.json:
         ranks = [{**asdict(rank), "communication_cpus": []} for rank in plan.ranks]
         fields = {"ranks": ranks, "idle_cpus": list(plan.idle_cpus), "pinned": plan.pinned}

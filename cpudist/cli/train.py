@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers, long_arguments
-from cpudist.cli.parser import Parser, count_from_zero, endpoint, shown_once, steps
+from cpudist.cli.parser import Parser, endpoint, shown_once, steps
 from cpudist.console import say, show_lines_at_once
 from cpudist.errors import USER_ERROR, UserError, from_user_code
 from cpudist.job.job_options import RESUME, JobOptions
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(str(error), program="cpudist-train")
         return USER_ERROR
     # If another program has called `main`, its process is not pinned.
-    pinning = pin(launcher, words) if argv is None and not options.no_pin else None
+    pinning = pin(launcher) if argv is None and not options.no_pin else None
     return _run(options, job_options, target, launcher, pinning)
 
 
@@ -127,13 +127,6 @@ def _parser() -> Parser:
     parser.add_argument("--timeline", type=Path, metavar="FILE", help=what)
     which = "the optimizer steps in it, counted from 0, from A until before B (default 10:15)"
     parser.add_argument("--steps", type=steps, metavar="A:B", help=which)
-    parser.add_argument(
-        "--data-workers",
-        type=count_from_zero,
-        metavar="N",
-        help="processes that load data for each rank, to be given cores of their own; read from Trainer's "
-        "--dataloader_num_workers where it is on the command line or in a file of arguments",
-    )
     parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and libraries alone")
     parser.add_argument(
         "--interface", metavar="NAME", help="network interface of the rendezvous and of all messages, such as eth0"

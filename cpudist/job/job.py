@@ -255,8 +255,6 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
         _start(chosen, context.world, context.rendezvous.store, options.timeout)
         changes.then(chosen.stop)
         context.backend = chosen
-    if pinning is not None:
-        pinning.settle(changes)
     job = Job(context, chosen, options, pinning)
     for name, value in {  # accelerate, transformers, datasets and others read these
         "RANK": context.world.rank,

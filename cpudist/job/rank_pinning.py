@@ -1,7 +1,6 @@
 """Apply a pinning to this rank after torch was imported."""
 
 import os
-import sys
 
 from cpudist.changes import Changes
 from cpudist.launchers import Launcher
@@ -20,7 +19,7 @@ def decide_in_place(launcher: Launcher) -> Pinning | None:
     """
     if any(name in os.environ for name in BINDING):
         return None
-    return decide(launcher, sys.argv, _chosen_threads())
+    return decide(launcher, _chosen_threads())
 
 
 def apply_pinning(pinning: Pinning, changes: Changes) -> Pinning:

@@ -42,7 +42,6 @@ def notebook_launcher(
     async_checkpoint: bool | None = None,
     stall: float | None = None,
     record: str | os.PathLike[str] | None = None,
-    data_workers: int = 0,
     **options: Any,
 ) -> Any:
     """Run a function of this notebook, or script, on several ranks, and return its value on rank 0.
@@ -74,7 +73,6 @@ def notebook_launcher(
         master_port: another name of `use_port`.
         interface, compress, resume, async_checkpoint, stall: as for `cpudist.init`.
         record: the file of the run record, which rank 0 writes.
-        data_workers: number of data-loading processes per rank, which get cores of their own.
         options: the backend's own options, as for `cpudist.init`.
 
     Returns:

@@ -49,7 +49,6 @@ class Settings:
     template: string.Template | None
     job: str
     token: str
-    data_workers: int
 
     def placement(self, local_rank: int) -> Placement:
         """Return the placement of a local rank in the job."""
@@ -113,7 +112,6 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         template=_template(given["log_line_prefix_template"]),
         job=str(given["rdzv_id"]),
         token=token_in(os.environ),
-        data_workers=_count(given, "data_workers", 0),
     )
 
 

@@ -36,7 +36,7 @@ def main() -> None:
     mailbox = Mailbox(descriptor)
     with open(f"/proc/self/fd/{payload}", "rb") as file:
         sys.path[:], settings = pickle.load(file)
-        pinning = pin(launcher, [f"--data-workers={settings.data_workers}"])  # it may execute this process again
+        pinning = pin(launcher)  # it may execute this process again
         for inherited in (payload, descriptor):
             os.set_inheritable(inherited, False)
         sys.argv = [""]

@@ -2,7 +2,7 @@
 
 - `rank_cpus.py`: find this rank's CPUs, from the launcher's pinning or from the node's plan.
 - `preload.py`: re-execute the process with a faster allocator.
-- this file: read the user's settings of threads and data loading, decide on a pinning, and apply it.
+- this file: read the user's setting of threads, decide on a pinning, and apply it.
 - `threads.py`: set the CPU masks of this process's threads, and the NUMA node of its pages.
 
 It must not import torch, MPI or jobs.
@@ -10,9 +10,8 @@ It must not import torch, MPI or jobs.
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cpudist.changes import Changes
@@ -22,14 +21,11 @@ from cpudist.launchers import Launcher
 from cpudist.pinning import threads
 from cpudist.pinning.preload import preload_allocator
 from cpudist.pinning.rank_cpus import Starter, own_share, starter_of
-from cpudist.pinning.threads import data_cores
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import THREADS, PlanOptions, RankPlan, threads_set
 
-__all__ = ["Pinning", "data_cores", "decide", "pin", "preload_allocator"]
-
-_OWN_OPTION, _TRAINERS = "data_workers", "dataloader_num_workers"
+__all__ = ["Pinning", "decide", "pin", "preload_allocator"]
 
 
 @dataclass(frozen=True)
@@ -46,43 +42,31 @@ class Pinning:
 
     def bind(self, changes: Changes) -> Pinning:
         """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""
-        changes.attribute(threads.kept, "data_cores", len(self.plan.data_cpus))
         if self.bound:
             try:
                 threads.bind(self.plan, changes)
             except OSError as error:  # the cpuset has changed since it was read
-                cpus = format_list(self.plan.mask)
+                cpus = format_list(self.plan.cpus)
                 say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
                 return replace(self, bound=False)
         return self
 
-    def settle(self, changes: Changes) -> None:
-        """Move this thread off the data workers' cores, before it starts threads that compute."""
-        if self.bound:
-            threads.settle(self.plan, changes)
 
-
-def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
+def pin(launcher: Launcher) -> Pinning | None:
     """Pin this process, before it imports torch or uses MPI. The process may be executed once more.
-
-    Args:
-        launcher: the launcher of this process.
-        arguments: the words of the command line, which may set the number of data workers.
 
     Returns:
         Its CPUs and threads; None without pinning, if the launcher does not give the number of ranks on the node.
     """
     preload_allocator()
-    pinning = decide(launcher, arguments)
+    pinning = decide(launcher)
     if pinning is None:
         return None
     os.environ[THREADS] = str(pinning.plan.omp_threads)
     return pinning.bind(Changes())  # never undone: the process ends with the job
 
 
-def decide(
-    launcher: Launcher, arguments: Sequence[str], chosen_threads: tuple[int, str] | None = None
-) -> Pinning | None:
+def decide(launcher: Launcher, chosen_threads: tuple[int, str] | None = None) -> Pinning | None:
     """Return the CPUs and threads that `pin` would assign to this rank; change nothing.
 
     Args:
@@ -102,7 +86,7 @@ def decide(
     starter = starter_of(launcher.rank_variable)
     chosen = chosen_threads or threads_of_user(launcher, os.environ, starter)
     user_threads, variable = chosen or (None, THREADS)
-    options = PlanOptions(ranks, data_workers(arguments), user_threads, variable)
+    options = PlanOptions(ranks, user_threads, variable)
     try:
         share = own_share(this_machine(), starter.cpus, rank, ranks, options)
     except UserError as error:
@@ -121,26 +105,6 @@ def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: S
     found = threads_set(variables)
     by_torchrun = launcher.name == "torchrun" and THREADS not in (starter.variables or {})
     return None if found == (1, THREADS) and by_torchrun else found
-
-
-def data_workers(arguments: Sequence[str]) -> int:
-    """Return the number of data workers: cpudist-train's --data-workers, or Trainer's dataloader_num_workers.
-
-    A number in a script's code or in a file of arguments is not seen.
-    """
-    for name in (_OWN_OPTION, _TRAINERS):
-        if (value := _option(arguments, name)).isdecimal():
-            return int(value)
-    return 0
-
-
-def _option(arguments: Sequence[str], wanted: str) -> str:
-    """Return the value of `--wanted VALUE` or `--wanted=VALUE`; empty if there is none."""
-    for word, following in itertools.pairwise([*arguments, ""]):
-        name, equals, value = word.partition("=")
-        if name.replace("-", "_") == f"__{wanted}":
-            return value if equals else following
-    return ""
 
 
 def _warn(launcher: Launcher, line: str) -> None:

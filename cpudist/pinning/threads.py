@@ -9,7 +9,6 @@ import os
 import platform
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,17 +20,6 @@ _NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "riscv64": (237, 236)}
 _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
 _DEFAULT, _LOCAL = _NAMES.index("default"), _NAMES.index("local")
 _MODE_FLAGS = 0xE000  # set_mempolicy's flags in the upper bits of the mode
-
-
-@dataclass
-class _Kept:
-    """State that this process keeps for its children; `Changes` restores it."""
-
-    data_cores: int = 0
-    mask: tuple[int, ...] = ()  # the mask of data workers; empty: they inherit their parent's mask
-
-
-kept = _Kept()
 
 
 class Thread(NamedTuple):
@@ -51,24 +39,18 @@ def threads() -> list[Thread]:
     return found
 
 
-def data_cores() -> int:
-    """Return the number of this process's cores that are kept for data workers."""
-    return kept.data_cores
-
-
 def bind(plan: RankPlan, changes: Changes) -> None:
     """Narrow this process's masks to the plan, and place its memory on the plan's NUMA node.
 
-    Existing threads, such as OpenMP's, move to the computing cores. Until `settle`, the calling thread and the job's
-    own threads may use all of the plan's CPUs. A thread whose mask differs from the calling thread's was pinned by
+    Existing threads, such as OpenMP's, move, too. A thread whose mask differs from the calling thread's was pinned by
     other code, and is not moved.
 
     Raises:
         OSError: the kernel refuses the plan's CPUs.
     """
     before, own = frozenset(os.sched_getaffinity(0)), threading.get_native_id()
-    changes.then(lambda: _release(plan, before))
-    os.sched_setaffinity(0, plan.mask)
+    changes.then(lambda: _release(frozenset(plan.cpus), before))
+    os.sched_setaffinity(0, plan.cpus)
     for _ in range(2):  # an unmoved thread may start another one during the first pass
         for thread in threads():
             if thread.number != own and thread.mask == before:
@@ -116,29 +98,13 @@ def _call(which: int, *arguments: object) -> int:
     return int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(numbers[which]), *arguments))
 
 
-def settle(plan: RankPlan, changes: Changes) -> None:
-    """Move the calling thread off the data workers' cores; call it once the job's own threads run."""
-    if plan.data_cpus:
-        os.sched_setaffinity(0, plan.cpus)  # OpenMP's threads inherit it
-        changes.attribute(kept, "mask", plan.mask)
-
-
-def _release(plan: RankPlan, before: frozenset[int]) -> None:
+def _release(own: frozenset[int], before: frozenset[int]) -> None:
     """Restore the process's mask on the threads that the plan placed."""
-    ours = {frozenset(cpus) for cpus in (plan.mask, plan.cpus)}
     for thread in threads():
-        if thread.mask in ours and thread.mask != before:
+        if thread.mask == own != before:
             _move(thread.number, before)
 
 
 def _move(thread: int, cpus: Iterable[int]) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended
         os.sched_setaffinity(thread, cpus)
-
-
-def _after_fork_in_child() -> None:
-    if kept.mask:
-        os.sched_setaffinity(0, kept.mask)
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

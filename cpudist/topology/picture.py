@@ -87,9 +87,8 @@ def _row(head: str, row: str, wide: int, width: int) -> Iterator[str]:
 def _cells(topology: Topology, usable: Topology, plan: Plan) -> dict[Core, str]:
     tasks: dict[int, list[str]] = {}
     for rank in plan.ranks:
-        for suffix, cpus in (("", rank.cpus), ("d", rank.data_cpus)):
-            for cpu in cpus:
-                tasks.setdefault(cpu, []).append(f"{rank.rank}{suffix}")
+        for cpu in rank.cpus:
+            tasks.setdefault(cpu, []).append(f"{rank.rank}")
     cells = {}
     for core in topology.cores:
         of_core = list(dict.fromkeys(task for cpu in core.cpus for task in tasks.get(cpu, ())))
@@ -100,8 +99,6 @@ def _cells(topology: Topology, usable: Topology, plan: Plan) -> dict[Core, str]:
 
 def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
     parts = ["each cell is a core: 0 computes for rank 0"]
-    if any(rank.data_cpus for rank in plan.ranks):
-        parts.append("0d loads its data")
     if any("+" in cell for cell in cells.values()):
         parts.append("0+1 computes for both in turn")
     if _IDLE in cells.values():
@@ -115,10 +112,7 @@ def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
 
 def _sentence(rank: RankPlan) -> str:
     cpus = f"CPU{'s' * (len(rank.cpus) > 1)} {format_list(rank.cpus)}"
-    text = f"rank {rank.rank} computes with {number_of(rank.omp_threads, 'thread')} on {cpus}"
-    if rank.data_cpus:
-        text += f", data on {format_list(rank.data_cpus)}"
-    return text
+    return f"rank {rank.rank} computes with {number_of(rank.omp_threads, 'thread')} on {cpus}"
 
 
 def _why_idle(machine: Machine, plan: Plan) -> str:

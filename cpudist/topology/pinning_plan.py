@@ -30,9 +30,6 @@ _THREADS = ("MKL_NUM_THREADS", THREADS)
 # Variables that bind threads to CPUs.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-# A rank keeps at most one core in eight for data loading; more cost more than they gain (docs/placement.md).
-_CORES_FOR_A_DATA_CORE = 8
-
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -40,13 +37,11 @@ class PlanOptions:
 
     Attributes:
         ranks: number of ranks, or the part of the machine that gets one rank each.
-        data_workers: processes that load data for each rank (Trainer's dataloader_num_workers).
         omp_threads: number of threads that the user has set for each rank; the plan keeps it.
         threads_variable: environment variable that sets `omp_threads`.
     """
 
     ranks: int | Part = "numa"
-    data_workers: int = 0
     omp_threads: int | None = None
     threads_variable: str = THREADS
 
@@ -58,19 +53,12 @@ class RankPlan:
     Attributes:
         rank: its number on this node.
         cpus: CPUs on which it computes, one for each OpenMP thread unless the user has set the number of threads.
-        data_cpus: CPUs of its data workers; empty if none can be spared.
     """
 
     rank: int
     cpus: tuple[int, ...]
     omp_threads: int
-    data_cpus: tuple[int, ...] = ()
     numa_nodes: tuple[int, ...] = ()
-
-    @property
-    def mask(self) -> tuple[int, ...]:
-        """All CPUs that the rank and the processes that it starts may run on."""
-        return tuple(sorted({*self.cpus, *self.data_cpus}))
 
 
 @dataclass(frozen=True)
@@ -104,8 +92,16 @@ def make_plan(machine: Machine, options: PlanOptions) -> Plan:
     if least < 1:
         raise UserError(f"a node needs at least one rank, not {least}: give --ppn 1 or more")
     cores = _affordable(machine, least, options.ranks)
-    ranks = tuple(_rank_plan(rank, share, options) for rank, share in enumerate(_shares(cores, options.ranks)))
-    used = {cpu for rank in ranks for cpu in rank.mask}
+    ranks = tuple(
+        RankPlan(
+            rank,
+            cpus=tuple(sorted(core.cpus[0] for core in share)),
+            omp_threads=options.omp_threads or len(share),
+            numa_nodes=tuple(sorted({core.numa_node for core in share})),
+        )
+        for rank, share in enumerate(_shares(cores, options.ranks))
+    )
+    used = {cpu for rank in ranks for cpu in rank.cpus}
     return Plan(
         ranks,
         idle_cpus=tuple(sorted(allowed.cpus - used)),
@@ -193,21 +189,6 @@ def _split(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
         return [[cores[rank * len(cores) // ranks]] for rank in range(ranks)]
     bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
     return [list(cores[begin:end]) for begin, end in itertools.pairwise(bounds)]
-
-
-def _rank_plan(rank: int, share: list[Core], options: PlanOptions) -> RankPlan:
-    """Divide a rank's cores into those that compute and those that load data."""
-    threads = options.omp_threads  # if the user has set it, all other cores may load data
-    most = max(len(share) - threads, 0) if threads else len(share) // _CORES_FOR_A_DATA_CORE
-    first_of_data = len(share) - min(options.data_workers, most)
-    computing, data = share[:first_of_data], share[first_of_data:]
-    return RankPlan(
-        rank,
-        cpus=tuple(sorted(core.cpus[0] for core in computing)),
-        omp_threads=options.omp_threads or len(computing),
-        data_cpus=tuple(sorted(core.cpus[0] for core in data)),
-        numa_nodes=tuple(sorted({core.numa_node for core in share})),
-    )
 
 
 def _core_warnings(machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[Core]) -> Iterator[str]:

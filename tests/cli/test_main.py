@@ -166,7 +166,6 @@ cpudist bench hosts --only fp4 | --only fp4
 cpudist plan --measure --topology cut.json | --measure needs the machine itself
 cpudist plan -- train.py | train.py is for --measure
 cpudist plan --ppn 0 | '0'; see
-cpudist plan --data-workers -1 | --data-workers
 cpudist plan --topology nowhere.xml | nowhere.xml does not exist
 cpudist plan --topology /dev/zero | /dev/zero describes no machine
 cpudist plan --topology cut.json | lscpu -p

@@ -31,7 +31,6 @@ WRONG: dict[str, list[Any]] = {
     "bogus": [1],
     "backend": ["nccl"],
     "mixed_precision": ["fp8", None],
-    "data_workers": [-1],
     "max_restarts": [-1],
     "timeout": ["soon"],
     "log_line_prefix_template": ["${host}"],

@@ -63,7 +63,7 @@ def check(found: Ranks, expected: Plan) -> None:
         assert rank["omp_threads"] == share.omp_threads == len(share.cpus)
         assert (rank["preloaded"], rank["tcmalloc"]) == (there, there)
         for mask in rank["masks"]:
-            assert set(mask) <= set(share.mask), rank
+            assert set(mask) <= set(share.cpus), rank
 
 
 TORCHRUN = jobs.torchrun(2, "--no-python")
@@ -184,7 +184,7 @@ def test_jobs_one_after_the_other_in_the_same_processes() -> None:
     shares = plan().ranks
     found, (warning,) = run_jobs(jobs.torchrun(2, PLACEMENT, "plain", "off", "3"))
     for rank, share in zip(found["plain"], shares, strict=True):
-        assert {cpu for mask in rank["during"]["masks"] for cpu in mask} <= set(share.mask), rank
+        assert {cpu for mask in rank["during"]["masks"] for cpu in mask} <= set(share.cpus), rank
         assert rank["during"]["omp_threads"] == share.omp_threads
         assert rank["before"]["masks"][0] == rank["after"]["masks"][0] == rank["after"]["masks"][-1] == CPUS
         for name in ("omp_threads", "OMP_NUM_THREADS", "policy"):
@@ -213,12 +213,10 @@ def test_the_variable_is_named_where_mkl_has_lowered_its_number() -> None:
     assert line.endswith(" of a rank; set OMP_NUM_THREADS to 1")
 
 
-# A rank with a core for data, as in plans of larger machines: no core to poll on. Before, a thread that other code has
-# placed, as an MPI library may do with its progress thread, stays there.
+# A thread that other code has placed before, as an MPI library may do with its progress thread, stays there.
 _OWN_PLAN = """
 import os, threading
 from cpudist import launchers
-from cpudist.backends.ccl import extension
 from cpudist.job import start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.pinning import Pinning
@@ -229,19 +227,21 @@ def thread():
     started.start()
     return started.native_id
 
-first, second, *_ = sorted(os.sched_getaffinity(0))
+before = os.sched_getaffinity(0)
+first, second, *_ = sorted(before)
 done = threading.Event()
 placed, free = thread(), thread()
 os.sched_setaffinity(placed, {second})
-plan = RankPlan(0, (first,), 1, data_cpus=(second,), numa_nodes=(0,))
+plan = RankPlan(0, (first,), 1, numa_nodes=(0,))
 job = start_job(launchers.detect(), JobOptions(backend="ccl", timeout=60), Pinning(plan, bound=True))
-places = ((0, first), (free, first), (placed, second))
-print(extension.load().polls(), *(os.sched_getaffinity(thread) == {cpu} for thread, cpu in places))
+places = ((0, {first}), (free, {first}), (placed, {second}))
+print(*(os.sched_getaffinity(thread) == cpus for thread, cpus in places))
 job.shutdown()
+print(*(os.sched_getaffinity(thread) == cpus for thread, cpus in ((0, before), (free, before), (placed, {second}))))
 done.set()
 """
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")
-def test_a_core_for_data_is_none_to_poll_on_and_a_placed_thread_stays() -> None:
-    assert jobs.completed([sys.executable, "-c", _OWN_PLAN], timeout=120).stdout == "False True True True\n"
+def test_threads_move_to_the_plans_core_and_back_but_a_placed_one_stays() -> None:
+    assert jobs.completed([sys.executable, "-c", _OWN_PLAN], timeout=120).stdout == 2 * "True True True\n"

@@ -8,7 +8,7 @@ import jobs
 import pytest
 
 from cpudist import launchers
-from cpudist.pinning import data_workers, decide, threads_of_user
+from cpudist.pinning import decide, threads_of_user
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.pinning.rank_cpus import Starter, own_share
 from cpudist.topology import Cpu, assemble
@@ -41,7 +41,7 @@ def socket(number: int) -> frozenset[int]:
 )
 def test_cores(allowed: frozenset[int], rank: int, ranks: int, cores: range) -> None:
     share = own_share(machine(allowed), NODE, rank, ranks, PlanOptions())
-    assert (share.plan.mask, share.plan.omp_threads) == (tuple(cores), len(cores))
+    assert (share.plan.cpus, share.plan.omp_threads) == (tuple(cores), len(cores))
     assert share.plan.numa_nodes == ((0, 1) if ranks == 1 else (rank,))
     assert (share.plan.rank, share.bind, share.hint) == (rank, True, "")
 
@@ -76,7 +76,7 @@ def test_the_one_thread_that_torchrun_sets_is_overruled(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("cpudist.pinning.this_machine", machine)
     monkeypatch.setattr("cpudist.pinning.starter_of", lambda variable: Starter(NODE, {}))
-    pinning = decide(launchers.detect(), ["train.py"])
+    pinning = decide(launchers.detect())
     assert pinning is not None
     assert pinning.plan.omp_threads == 32
 
@@ -100,22 +100,6 @@ def test_whose_word_the_number_of_threads_is(
 ) -> None:
     launcher = launchers.detect({"TORCHELASTIC_RUN_ID" if by_torchrun else "I_MPI_HYDRA_UUID": "x", "PMI_RANK": "0"})
     assert threads_of_user(launcher, variables, Starter(NODE, starters)) == expected
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], 0),
-        (["train.py"], 0),
-        (["train.py", "--dataloader_num_workers", "2", "--bf16"], 2),
-        (["train.py", "--dataloader-num-workers=3"], 3),
-        (["train.py", "--bf16", "--dataloader_num_workers"], 0),
-        (["--data-workers", "4", "train.py", "--dataloader_num_workers", "2"], 4),
-        (["--data-workers", "0", "train.py", "--dataloader_num_workers", "2"], 0),
-    ],
-)
-def test_data_workers_on_the_command_line(words: list[str], expected: int) -> None:
-    assert data_workers(words) == expected
 
 
 @pytest.mark.job

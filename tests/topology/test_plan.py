@@ -42,7 +42,6 @@ def machines(draw: st.DrawFn) -> Machine:
 OPTIONS = st.builds(
     PlanOptions,
     ranks=st.integers(1, 12) | st.sampled_from(["socket", "numa", "l3"]),
-    data_workers=st.integers(0, 3),
     omp_threads=st.none() | st.integers(1, 6),
 )
 
@@ -69,23 +68,21 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
         assert len(ranks) == options.ranks
 
     # Nothing outside what is allowed; what is allowed is used or named as idle.
-    used = [cpu for rank in ranks for cpu in rank.mask]
+    used = [cpu for rank in ranks for cpu in rank.cpus]
     assert set(used) <= usable.cpus
     assert set(used) | set(plan.idle_cpus) == usable.cpus
     assert not set(used) & set(plan.idle_cpus)
 
     # No core twice, unless there are fewer than ranks, and then it is said.
-    cores = [core_of[cpu] for rank in ranks for cpu in {core_of[cpu].cpus[0] for cpu in rank.mask}]
+    cores = [core_of[cpu] for rank in ranks for cpu in {core_of[cpu].cpus[0] for cpu in rank.cpus}]
     if len(set(cores)) < len(cores):
         assert len(ranks) > len(usable.cores)
         assert any(line.startswith("over-subscribed") for line in plan.warnings)
     for rank in ranks:
-        jobs = (rank.cpus, rank.data_cpus)
-        assert len(rank.mask) == sum(map(len, jobs)), "a CPU has one job"
         assert rank.cpus, "every rank computes"
         assert rank.omp_threads == (options.omp_threads or len(rank.cpus))
-        assert set(rank.numa_nodes) == {core_of[cpu].numa_node for cpu in rank.mask}
-        assert len({core_of[cpu] for cpu in rank.mask}) == len(rank.mask), "second hardware threads stay idle"
+        assert set(rank.numa_nodes) == {core_of[cpu].numa_node for cpu in rank.cpus}
+        assert len({core_of[cpu] for cpu in rank.cpus}) == len(rank.cpus), "second hardware threads stay idle"
 
     # No rank straddles NUMA nodes unless that was wished.
     used_nodes = {core_of[cpu].numa_node for cpu in used}
@@ -102,7 +99,7 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
         assert set(usable.cores) == set(cores) or len(ranks) > len(usable.cores)
         assert plan.pinned
     else:
-        threads = sum(len(rank.mask) for rank in ranks)
+        threads = sum(len(rank.cpus) for rank in ranks)
         assert threads <= max(min(limits), 1, len(ranks))
         if min(limits) >= len(usable.cores):
             assert plan.pinned
@@ -120,29 +117,22 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
 
     # Ranks of one NUMA node have as many CPUs as each other, or one core more.
     for node in used_nodes:
-        sizes = [len({core_of[cpu] for cpu in rank.mask}) for rank in ranks if rank.numa_nodes == (node,)]
+        sizes = [len({core_of[cpu] for cpu in rank.cpus}) for rank in ranks if rank.numa_nodes == (node,)]
         if sizes and isinstance(options.ranks, int):
             assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("cores", [8, 16, 32])
-def test_cores_for_data_are_at_most_an_eighth_or_beyond_the_threads_of_the_user(cores: int, workers: int) -> None:
-    """OMP_NUM_THREADS is not set, below, at and above the cores of each of two ranks."""
-    for threads in (None, 1, cores // 2, cores - 1, cores, cores + 1, 2 * cores):
-        plan = make_plan(machine(cores=2 * cores), PlanOptions(2, workers, threads))
-        data = min(workers, cores // 8 if threads is None else max(cores - threads, 0))
-        for rank in plan.ranks:
-            own = tuple(range(cores * rank.rank, cores * rank.rank + cores))
-            assert (rank.cpus, rank.data_cpus) == (own[: cores - data], own[cores - data :])
-            assert rank.omp_threads == (threads or len(rank.cpus))
-        said = any(line.startswith("over-subscribed") for line in plan.warnings)
-        assert said is (threads is not None and threads > cores)
+@pytest.mark.parametrize("threads", [None, 1, 8, 9])
+def test_a_number_of_threads_of_the_user_stays_and_leaves_a_rank_its_cores(threads: int | None) -> None:
+    plan = make_plan(machine(cores=16), PlanOptions(2, threads))
+    assert [rank.cpus for rank in plan.ranks] == [tuple(range(8)), tuple(range(8, 16))]
+    assert [rank.omp_threads for rank in plan.ranks] == [threads or 8] * 2
+    assert any(line.startswith("over-subscribed") for line in plan.warnings) is (threads == 9)
 
 
 def test_ranks_follow_l3_caches_inside_a_node() -> None:
     plan = make_plan(machine(nodes=2, caches=4, cores=3), PlanOptions(4))
-    assert [rank.mask for rank in plan.ranks] == [tuple(range(6 * rank, 6 * rank + 6)) for rank in range(4)]
+    assert [rank.cpus for rank in plan.ranks] == [tuple(range(6 * rank, 6 * rank + 6)) for rank in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +152,7 @@ def test_ranks_share_what_is_allowed(
     there: dict[str, int], limits: Limits, ranks: int | Part, cores: list[int], pinned: bool
 ) -> None:
     plan = make_plan(machine(**there, limits=limits), PlanOptions(ranks))
-    assert [len(rank.mask) for rank in plan.ranks] == cores
+    assert [len(rank.cpus) for rank in plan.ranks] == cores
     assert plan.pinned is pinned
     assert any("not pinned" in line for line in plan.warnings) is not pinned
 

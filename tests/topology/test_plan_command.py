@@ -52,7 +52,7 @@ def test_another_machine_is_planned_as_if_nothing_were_set_here(
     unpack("xeon-2s-8c2t.sysfs.tar.xz", tmp_path)
     assert main(["plan", "--topology", str(tmp_path), "--ppn", "socket", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    first = {"rank": 0, "cpus": [*range(8)], "omp_threads": 8, "data_cpus": [], "numa_nodes": [0]}
+    first = {"rank": 0, "cpus": [*range(8)], "omp_threads": 8, "numa_nodes": [0]}
     assert plan["ranks"][0] == {**first, "communication_cpus": []}
     assert plan["idle_cpus"] == list(range(16, 32))
     assert plan["environment"]["OMP_NUM_THREADS"] == "8"
@@ -69,7 +69,7 @@ def test_the_picture_fits_the_terminal_and_shows_every_core(name: str, width: in
         assert max(map(len, lines)) <= width
         heads = [number for number, line in enumerate(lines) if line.startswith(("socket", "each cell"))]
         found = " ".join(line for line in lines[heads[0] : heads[-1]] if line.startswith("    ")).split()
-        idle = len(machine.topology.cores) - len({cpu for rank in plan.ranks for cpu in rank.mask})
+        idle = len(machine.topology.cores) - len({cpu for rank in plan.ranks for cpu in rank.cpus})
         assert found.count(".") + found.count("x") == max(idle, 0)
         assert not any("\x1b" in line for line in lines)
 
@@ -77,14 +77,14 @@ def test_the_picture_fits_the_terminal_and_shows_every_core(name: str, width: in
 def test_the_picture() -> None:
     whole = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
     machine = replace(whole, limits=Limits(cpus=frozenset(range(6)), memory=4 << 30))
-    text = draw(machine, make_plan(machine, PlanOptions("numa", data_workers=1, omp_threads=2)), 80)
+    text = draw(machine, make_plan(machine, PlanOptions("numa", omp_threads=2)), 80)
     assert text.startswith("machine: 4 sockets, 8 NUMA nodes, 8 L3 groups, 32 cores, 32 CPUs, 128 GB of\n")
     assert [line for line in text.splitlines() if line.startswith("socket")] == [f"socket {n}" for n in range(4)]
     assert "this process may use only the CPUs 0-5" in text
-    assert "    CPUs 0-3            0  0  0  0d" in text
-    assert "    CPUs 4-7            1  1  x  x" in text
-    assert "0d loads its data, x not for this process" in " ".join(text.split())
-    assert "rank 0 computes with 2 threads on CPUs 0-2, data on 3\n" in text
+    assert "    CPUs 0-3            0 0 0 0" in text
+    assert "    CPUs 4-7            1 1 x x" in text
+    assert "0 computes for rank 0, x not for this process" in " ".join(text.split())
+    assert "rank 0 computes with 2 threads on CPUs 0-3\n" in text
     assert "this process may use only 4 GB of memory" in text
     more = replace(whole, limits=Limits(memory=256 << 30))  # a virtual machine has less until it needs it
     assert "GB of memory" not in draw(more, make_plan(more, PlanOptions(1)), 80)

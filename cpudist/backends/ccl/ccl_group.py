@@ -12,7 +12,6 @@ from torch.distributed import PrefixStore
 from cpudist.backends.ccl import extension
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.pinning import data_cores
 from cpudist.rendezvous import all_gather, awaited
 from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
@@ -80,7 +79,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         raise UserError("ranks ask for different formats of compressed gradients; give the same on all of them")
     shared_memory, mpi = chosen_transports({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
-    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
+    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads(), cpu_quota())
     # Only the default group contains all ranks of the job that use the node's cores.
     whole_job = not options.global_ranks_in_group
     module.start_thread(polls=spare >= 1 and whole_job)
