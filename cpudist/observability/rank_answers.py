@@ -11,9 +11,11 @@ import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from cpudist import answers
 from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, peer, read_pipe
@@ -22,14 +24,24 @@ _ANSWER_SECONDS = 2.0  # Longest wait for a rank's thread, which needs Python's 
 _SIGNAL_SECONDS = 2.0  # Longest wait for the signal's handler, which does not need that lock.
 _AT_ONCE = 32  # Most ranks that are asked in parallel.
 
-# The figures that are read, with their types; a rank of another version may send others.
-_FIGURES = {
-    **dict.fromkeys(("host", "checkpoint"), str | None),
-    **dict.fromkeys(("steps", "bytes", "memory", "threads", "restarts"), int | None),
-    **dict.fromkeys(("waited", "loading", "processor"), float | None),
-    "at": float,
-    "losses": list[float],
-}
+_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]  # arithmetic with floats fails on larger integers
+
+
+class Figures(TypedDict, total=False):
+    """The figures of a rank that are read; a rank of another version may send others."""
+
+    host: str | None
+    checkpoint: str | None
+    steps: _Count | None
+    bytes: _Count | None
+    memory: _Count | None
+    threads: _Count | None
+    restarts: _Count | None
+    waited: float | None
+    loading: float | None
+    processor: float | None
+    at: float
+    losses: list[float]
 
 
 @dataclass(frozen=True, order=True)
@@ -40,25 +52,18 @@ class RankStacks:
         address: its address.
         user: the user of its process.
         text: its status in the first line, then its stacks.
-        figures: its figures, limited to `_FIGURES`; empty if its thread does not answer.
+        figures: its figures; empty if its thread does not answer, or is of a version that sends them otherwise.
     """
 
     address: StackAddress
     user: int
     text: str
-    figures: dict[str, Any] = field(default_factory=dict, compare=False)
+    figures: Figures = field(default_factory=Figures, compare=False)
 
     @classmethod
     def list_of(cls, listed: Any) -> list[RankStacks]:
-        """Read the output of `main`.
-
-        Raises:
-            ValueError: `listed` is not the output of `main`.
-        """
-        if not isinstance(listed, list):
-            raise ValueError("this is no list")
-        ranks = [answers.read(cls, fields) for fields in listed]
-        return [replace(one, figures=_known(one.figures)) for one in ranks]
+        """Read the output of `main`, or raise ValueError if `listed` is not that."""
+        return answers.read(list[cls], listed)  # type: ignore[valid-type]
 
 
 def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
@@ -85,19 +90,13 @@ def main() -> None:
     print(json.dumps([asdict(one) for one in ask_ranks()]))
 
 
-def _parts(answer: str) -> tuple[str, dict[str, Any]]:
+def _parts(answer: str) -> tuple[str, Figures]:
     """Return the text of a rank's answer, and the figures in its first line; the signal's handler writes none."""
     first, _, text = answer.partition("\n")
     if first.startswith("{"):
         with suppress(ValueError):  # a process that is no rank may use a rank's name
-            return _printable(text), _known(answers.last_line(first))
+            return _printable(text), answers.read(Figures, answers.last_line(first))
     return _printable(answer), {}
-
-
-def _known(figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: figures[name] for name, kind in _FIGURES.items() if name in figures and answers.fits(kind, figures[name])
-    }
 
 
 def _printable(text: str) -> str:

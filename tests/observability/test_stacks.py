@@ -148,7 +148,7 @@ def test_an_answer_has_status_figures_and_stacks(serve: Serve, capsys: pytest.Ca
     answers = serve(3, 8)
     assert ask_ranks([1]) == []
     figures = {"host": "h0", "at": 1.5, "steps": 3, "waited": None, "losses": [1.0]}
-    answers.figures = lambda: {**figures, "memory": "much", "unknown": 1}
+    answers.figures = lambda: {**figures, "unknown": 1}
     (one,) = (one for one in ask_ranks([os.getpid()]) if one.address.rank == 3)
     answers.show()
     shown = capsys.readouterr().err
