@@ -13,8 +13,8 @@ readonly FOLDER=$PWD/build/arm64 PYTHON=python3.11
 export CROSS=aarch64-linux-gnu-
 # Without three, of which qemu has not what they need: limits of memory, and madvise's MADV_DONTFORK.
 readonly SCENARIOS=(late disagreement counts gone left stranger eager crowd requests)
-readonly PACKAGES=("torch==$TORCH" 'numpy<3' 'mpi4py>=4.1,<5' 'psutil>=7.2,<8' packaging rich markdown-it-py mdurl pygments
-    filelock typing-extensions sympy mpmath networkx jinja2 markupsafe fsspec)
+readonly PACKAGES=("torch==$TORCH" 'numpy<3' 'mpi4py>=4.1,<5' 'psutil>=7.2,<8' 'msgspec<1' packaging rich
+    markdown-it-py mdurl pygments filelock typing-extensions sympy mpmath networkx jinja2 markupsafe fsspec)
 
 # Prints the options by which apt sees packages of aarch64 alone, none of which is installed.
 for_arm() {
