@@ -96,14 +96,14 @@ def test_srun(binding: str, slurm: dict[str, str]) -> None:
     expected = plan()
     if binding == "mask_cpu":
         expected = dataclasses.replace(expected, ranks=tuple(reversed(expected.ranks)))
-        binding += ":" + ",".join(format_mask(rank.mask) for rank in expected.ranks)
+        binding += ":" + ",".join(format_mask(rank.cpus) for rank in expected.ranks)
     check(probe(["srun", "--ntasks=2", "--mpi=none", f"--cpu-bind={binding}"], env=slurm), expected)
 
 
 def test_what_the_launcher_has_pinned_stays() -> None:
     """Intel MPI is told to give rank 0 the last CPUs; a shell between it and rank 1 changes nothing."""
     ranks = plan().ranks
-    domains = "[" + ",".join(format_mask(rank.mask) for rank in reversed(ranks)) + "]"
+    domains = "[" + ",".join(format_mask(rank.cpus) for rank in reversed(ranks)) + "]"
     wrapper = ["sh", "-c", 'if [ "$PMI_RANK" = 0 ]; then exec "$@"; fi; "$@"; exit $?', "sh"]
     found = probe([*jobs.mpirun(2), *wrapper], env={"I_MPI_PIN_DOMAIN": domains})
     assert [rank["main"] for rank in found] == [list(rank.cpus) for rank in reversed(ranks)]
@@ -148,7 +148,7 @@ def test_under_intel_mpi_with_standard_input_and_a_record(tmp_path: Path) -> Non
     check(found, plan())
     assert found[0]["stdin"] == "a line\n"
     for seen, share in zip(json.loads(record.read_text())["pinning"], plan().ranks, strict=True):
-        assert (seen["cpus"], seen["omp_threads"]) == (list(share.mask), share.omp_threads)
+        assert (seen["cpus"], seen["omp_threads"]) == (list(share.cpus), share.omp_threads)
 
 
 def test_it_starts_again_once_and_never_twice(tmp_path: Path) -> None:
