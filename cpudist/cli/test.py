@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
 
 def _as_rank(launcher: Launcher, interface: str | None, file: Path | None) -> ClusterFigures:
     from cpudist import api, job
-    from cpudist.cluster.on_ranks import measure
+    from cpudist.cluster.measure import measure
     from cpudist.job.job_options import JobOptions
 
     running = job.current() or api.enter(launcher, JobOptions(timeout=_TIMEOUT, interface=interface, from_flags=True))

@@ -2,7 +2,7 @@
 
 - `cluster_figures.py`: the figures; stores the network's bandwidth for `cpudist forecast`.
 - `host_speed.py`: measures computing and memory of one host; `links.py`: measures messages between two hosts.
-- `on_ranks.py`: runs all measurements, on every rank of a job.
+- `measure.py`: runs all measurements, on every rank of a job.
 - `judgement.py`: finds hosts and links that are slower than the others.
 - `tables.py`: prints the figures in a terminal.
 
