@@ -1,8 +1,7 @@
 """`cpudist test`: measure a job's hosts and their links, and report the slow or faulty ones.
 
 - `cluster_figures.py`: the figures; stores the network's bandwidth for `cpudist forecast`.
-- `host_speed.py`: measures computing and memory of one host; `links.py`: measures messages between two hosts.
-- `measure.py`: runs all measurements, on every rank of a job.
+- `measure.py`: measures the hosts and collectives, on every rank of a job; `links.py`: messages between two hosts.
 - `judgement.py`: finds hosts and links that are slower than the others.
 - `tables.py`: prints the figures in a terminal.
 

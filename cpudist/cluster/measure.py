@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
+import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from cpudist import api
 from cpudist.checkpoints import folders
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
-from cpudist.cluster.host_speed import measure_host
 from cpudist.cluster.judgement import is_starved, slow_and_late, slow_hosts
 from cpudist.cluster.links import measure_links, pairs_in_rounds
 from cpudist.console import number_of, say
+from cpudist.topology.machine import allowed_cpus, clock_of, cpu_quota
+from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist.job import Job
 
+_MATRIX = 1024  # rows and columns
+_COPIED_BYTES = 1 << 27  # more than caches hold
+_RATE_SECONDS = 1.0
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
 _CALLS, _SECONDS = 10, 2.0  # limits of one measurement, because a slow network takes long
 _AGAIN = 4  # measure slow hosts and links this often again, because other programs' noise passes
@@ -76,9 +84,42 @@ def _measure_host(job: Job) -> HostFigures | None:
     with folders.probe(os.getcwd()) if world.rank == 0 else nullcontext("") as probe:
         names: list[Any] = [probe]
         dist.broadcast_object_list(names, 0)
-        found = measure_host(world.hosts[world.node_rank], names[0]) if world.local_rank == 0 else None
+        found = _figures(world.hosts[world.node_rank], names[0]) if world.local_rank == 0 else None
         dist.barrier()  # the file stays until all hosts have looked for it
     return found
+
+
+def _figures(name: str, probe: str) -> HostFigures:
+    """Measure this host. `probe` is a file in rank 0's working folder; empty if it cannot be written."""
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)  # before this process adds to it
+    flops = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.randn(_MATRIX, _MATRIX).to(dtype)
+        flops[str(dtype).removeprefix("torch.")] = 2 * _MATRIX**3 * _rate(partial(torch.mm, matrix, matrix))
+    source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
+    return HostFigures(
+        name,
+        {"python": platform.python_version(), "torch": torch.__version__, "cpudist": __version__},
+        cores=min(len(allowed_cpus()), torch.get_num_threads()),
+        flops=flops,
+        copied=2 * _COPIED_BYTES * _rate(partial(target.copy_, source)),
+        quota=cpu_quota(),
+        load=load,
+        clock=clock_of(min(allowed_cpus())),
+        memory=psutil.virtual_memory().available,
+        shared_memory=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
+        shares_folder=not probe or os.path.exists(probe),
+    )
+
+
+def _rate(call: Callable[[], object]) -> float:
+    """Return the number of calls per second. It is a mean: a minimum would hide a CPU quota."""
+    call()
+    calls, begin = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - begin) < _RATE_SECONDS:
+        call()
+        calls += 1
+    return calls / seconds
 
 
 def _from_each_host(job: Job, value: Any) -> list[Any]:
