@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend "fake")
 
 import cpudist
-from cpudist.bench import collectives
+from cpudist.bench import collectives, report
 from cpudist.bench.timing import Candidate, in_turn, timed
 
 TRANSPORT = "CPUDIST_TRANSPORT"
@@ -33,7 +33,7 @@ def main() -> None:
 
     found = collectives.run(world, progress, "--quick" in sys.argv, rivals())
     if first:
-        print(found.table())
+        print(report.tables(found))
     cpudist.shutdown()
 
 

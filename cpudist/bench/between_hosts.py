@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,19 +16,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import api, job
-from cpudist.bench.report import ratio_cell, table, time_cell
-from cpudist.bench.timing import (
-    CCL,
-    GLOO,
-    Candidate,
-    Timings,
-    Turns,
-    both_groups,
-    ratio,
-    take_turns,
-    timed,
-    together,
-)
+from cpudist.bench.report import Comparison
+from cpudist.bench.timing import CCL, GLOO, Candidate, Turns, both_groups, take_turns, timed, together
 from cpudist.errors import UserError
 from cpudist.optimization import precision
 
@@ -54,37 +42,7 @@ _FULL = Turns(rounds=3, calls=3, warm_up=0)
 _QUICK = Turns(rounds=2, calls=1, warm_up=0)
 
 
-@dataclass(frozen=True)
-class HostTimes:
-    """Times of a step, by number format and candidate."""
-
-    steps: dict[str, dict[str, Timings]]
-
-    def table(self) -> str:
-        """Return one block of lines for each number format."""
-        blocks = []
-        for dtype, timings in self.steps.items():
-            rows = [[name, time_cell(one), ratio_cell(ratio(one, timings[ALONE]))] for name, one in timings.items()]
-            blocks.append(f"training step, {dtype}\n" + table(["", "time", f"of {ALONE}"], rows))
-        return "\n\n".join(blocks)
-
-    def as_list(self) -> list[dict[str, Any]]:
-        """Return the figures for JSON."""
-        return [
-            {
-                "dtype": dtype,
-                "seconds": {name: one.as_dict() for name, one in timings.items()},
-                "ratios": {f"{name}/{ALONE}": ratio(one, timings[ALONE]).as_dict() for name, one in timings.items()},
-            }
-            for dtype, timings in self.steps.items()
-        ]
-
-    def panels(self) -> dict[str, dict[str, Timings]]:
-        """Return the bars of the plot for each number format."""
-        return {f"training step, {dtype}, in seconds": timings for dtype, timings in self.steps.items()}
-
-
-def run(world: World, say: Callable[[str], None], quick: bool = False, only: Sequence[str] = ()) -> HostTimes:
+def run(world: World, say: Callable[[str], None], quick: bool = False, only: Sequence[str] = ()) -> list[Comparison]:
     """Measure `ALONE` and all candidates, or those in `only`, on every rank; return the same figures on all ranks.
 
     Raises:
@@ -96,17 +54,18 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     millions = sum(parameter.numel() for parameter in bert().parameters()) / 1e6
     say(f"BERT with {millions:.1f} million parameters, {shape[0]} x {shape[1]} tokens per rank")
     tokens, groups, turns = random_tokens(world.rank, shape), both_groups(CCL), _QUICK if quick else _FULL
-    times, names = HostTimes({}), only or list(CANDIDATES)[1:]
+    found, names = [], (ALONE, *(only or list(CANDIDATES)[1:]))
     for dtype in _DTYPES[: 1 if quick else None]:
         name = precision.name(dtype)
         candidates: dict[str, Candidate] = {}
-        for candidate in (ALONE, *names):
+        for candidate in names:
             say(f"{name}, warming up: {candidate}")
             candidates[candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
-        times.steps[name] = take_turns(candidates, turns, say)
+        times = take_turns(candidates, turns, say)
+        found.append(Comparison("training step", name, times, tuple((each, ALONE) for each in times)))
         del candidates
         gc.collect()  # frees the models
-    return times
+    return found
 
 
 def bert(device: torch.device | str = "cpu") -> torch.nn.Module:

@@ -5,29 +5,16 @@ The groups are called through `torch.distributed`, as a script does. Buffers cha
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from cpudist.bench.report import median_cell, ratio_cell, table
-from cpudist.bench.timing import (
-    GLOO,
-    Candidate,
-    Timings,
-    Turns,
-    both_groups,
-    in_turn,
-    ratio,
-    take_turns,
-    timed,
-    together,
-)
+from cpudist.bench.report import Comparison
+from cpudist.bench.timing import GLOO, Candidate, Turns, both_groups, in_turn, take_turns, timed, together
 from cpudist.console import size as size_cell
 from cpudist.optimization import precision
 
@@ -57,65 +44,9 @@ _OPERATIONS: dict[str, tuple[Callable[..., object], tuple[bool, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Times of one operation at one size, in bytes of a rank's tensor, or of the larger one of two tensors.
-
-    The first of the candidates is the job's process group.
-    """
-
-    operation: str
-    size: int
-    timings: dict[str, Timings]
-    dtype: str = "float32"
-
-    @property
-    def ratios(self) -> dict[tuple[str, str], Timings]:
-        """The ratio of gloo to the job's process group, and of the job's process group to each other candidate."""
-        own, *others = self.timings
-        pairs = [(GLOO, own) if name == GLOO else (own, name) for name in others]
-        return {(one, other): ratio(self.timings[one], self.timings[other]) for one, other in pairs}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON."""
-        return {
-            "operation": self.operation,
-            "dtype": self.dtype,
-            "bytes": self.size,
-            "seconds": {name: timings.as_dict() for name, timings in self.timings.items()},
-            "ratios": {"/".join(pair): found.as_dict() for pair, found in self.ratios.items()},
-        }
-
-
-@dataclass(frozen=True)
-class CollectiveTimes:
-    """All results of one run."""
-
-    comparisons: tuple[Comparison, ...]
-
-    def table(self) -> str:
-        """Return two tables for each operation and number format: the times, and the ratios with their range."""
-        kinds = itertools.groupby(self.comparisons, lambda one: f"{one.operation}, {one.dtype}")
-        return "\n\n".join(block for kind, group in kinds for block in _blocks(kind, list(group)))
-
-    def panels(self) -> dict[str, dict[str, Timings]]:
-        """Return the plot's bars for all operations but allreduce, at their largest size."""
-        others = {one.operation: one for one in self.comparisons if one.operation != _ALLREDUCE}
-        bars = {
-            f"{one.operation} of {size_cell(one.size)}, {name}": timings
-            for one in others.values()
-            for name, timings in one.timings.items()
-        }
-        return {"other operations, float32, in seconds": bars} if bars else {}
-
-    def as_list(self) -> list[dict[str, Any]]:
-        """Return the figures for JSON."""
-        return [comparison.as_dict() for comparison in self.comparisons]
-
-
 def run(
     world: World, say: Callable[[str], None], quick: bool = False, rivals: Rivals = lambda *_: {}
-) -> CollectiveTimes:
+) -> list[Comparison]:
     """Measure on every rank of a job, and return the same figures on all ranks."""
     # torch 2.13 has new names for two of the calls; torch 2.8 has only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
@@ -132,8 +63,13 @@ def run(
         times = take_turns(
             {key: together(candidate, groups[GLOO]) for key, candidate in candidates.items()}, _turns(size, quick)
         )
-        comparisons.append(Comparison(name, size, times, precision.name(dtype)))
-    return CollectiveTimes(tuple(comparisons))
+        comparisons.append(Comparison(name, precision.name(dtype), times, _pairs(*times), size))
+    return comparisons
+
+
+def _pairs(own: str, *others: str) -> tuple[tuple[str, str], ...]:
+    """Divide gloo's time by that of the job's process group, and this by each other candidate's."""
+    return tuple((GLOO, own) if name == GLOO else (own, name) for name in others)
 
 
 def _call(name: str, count: int, ranks: int, dtype: torch.dtype) -> Callable[..., object]:
@@ -163,13 +99,3 @@ def _turns(size: int, quick: bool) -> Turns:
     if size <= 64 * _KB:
         return Turns(rounds=5, calls=200, warm_up=40)
     return Turns(rounds=5, calls=min(max(160 * _MB // size, 5), 60), warm_up=3)
-
-
-def _blocks(title: str, comparisons: list[Comparison]) -> Iterator[str]:
-    """Yield a table of the times by size, and one of their ratios if there are several candidates."""
-    first = comparisons[0]  # all sizes have the same candidates
-    times = [[size_cell(one.size), *map(median_cell, one.timings.values())] for one in comparisons]
-    yield f"{title}\n" + table(["size", *first.timings], times)
-    if first.ratios:
-        ratios = [[size_cell(one.size), *map(ratio_cell, one.ratios.values())] for one in comparisons]
-        yield table(["size", *map(" / ".join, first.ratios)], ratios)

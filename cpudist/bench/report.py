@@ -1,19 +1,21 @@
-"""Format tables of times and ratios, describe the machine, and write both to a JSON file."""
+"""The results of a benchmark: their tables, the description of the machine, and the JSON file with both."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cpudist.bench.timing import Timings
-from cpudist.console import aligned, number_of
+from cpudist.bench.timing import Timings, ratio
+from cpudist.console import aligned, number_of, size
 from cpudist.topology.machine import allowed_cpus, cpu_model
 from cpudist.version import __version__
 
@@ -24,6 +26,60 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 # Prefixes of variables that change the speed of ranks. The report has those that are set.
 _RECORDED = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
 _NOT_RECORDED = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI sets these itself
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Times of the candidates for one operation.
+
+    Attributes:
+        pairs: candidates whose ratio is reported, the numerator first.
+        size: bytes of a rank's tensor, or of the larger one of two tensors; None for a training step.
+    """
+
+    operation: str
+    dtype: str
+    timings: dict[str, Timings]
+    pairs: tuple[tuple[str, str], ...]
+    size: int | None = None
+
+    @property
+    def ratios(self) -> dict[tuple[str, str], Timings]:
+        return {pair: ratio(*(self.timings[name] for name in pair)) for pair in self.pairs}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        return {
+            "operation": self.operation,
+            "dtype": self.dtype,
+            "bytes": self.size,
+            "seconds": {name: timings.as_dict() for name, timings in self.timings.items()},
+            "ratios": {"/".join(pair): found.as_dict() for pair, found in self.ratios.items()},
+        }
+
+
+def by_kind(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, list[Comparison]]]:
+    """Yield the comparisons of each operation and number format, after their title; all have the same candidates."""
+    for title, group in itertools.groupby(comparisons, lambda one: f"{one.operation}, {one.dtype}"):
+        yield title, list(group)
+
+
+def tables(comparisons: Iterable[Comparison]) -> str:
+    """Return the times and ratios: of collectives a table of each by size, of steps a line for each candidate."""
+    return "\n\n".join(block for title, kind in by_kind(comparisons) for block in _blocks(title, kind))
+
+
+def _blocks(title: str, comparisons: Sequence[Comparison]) -> Iterator[str]:
+    first = comparisons[0]
+    if first.size is None:
+        rows = [[pair[0], time_cell(first.timings[pair[0]]), ratio_cell(of)] for pair, of in first.ratios.items()]
+        yield f"{title}\n" + table(["", "time", f"of {first.pairs[0][1]}"], rows)
+        return
+    times = [[size(one.size or 0), *map(median_cell, one.timings.values())] for one in comparisons]
+    yield f"{title}\n" + table(["size", *first.timings], times)
+    if first.pairs:
+        ratios = [[size(one.size or 0), *map(ratio_cell, one.ratios.values())] for one in comparisons]
+        yield table(["size", *map(" / ".join, first.pairs)], ratios)
 
 
 def environment(job: Job) -> dict[str, Any]:
@@ -64,9 +120,9 @@ def headline(environment: Mapping[str, Any]) -> str:
     )
 
 
-def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
+def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Iterable[Comparison]) -> None:
     """Write the figures and their environment to a JSON file."""
-    content = {"benchmark": benchmark, "environment": environment, "results": results}
+    content = {"benchmark": benchmark, "environment": environment, "results": [one.as_dict() for one in results]}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

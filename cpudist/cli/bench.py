@@ -78,17 +78,15 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
         if world.rank == 0:
             say(line, program="cpudist bench")
 
-    measured: between_hosts.HostTimes | collectives.CollectiveTimes
     if options.subject == "hosts":
         measured = between_hosts.run(world, progress, options.quick, options.only)
     else:
         measured = collectives.run(world, progress, options.quick)
     if world.rank == 0:
         where = report.environment(job)
-        headline = report.headline(where)
-        print(headline, measured.table(), sep="\n\n", flush=True)
+        print(report.headline(where), report.tables(measured), sep="\n\n", flush=True)
         if options.json:
-            report.write(options.json, options.subject, where, measured.as_list())
+            report.write(options.json, options.subject, where, measured)
         if options.plot:
             plot.draw(measured, options.plot)
     job.shutdown()

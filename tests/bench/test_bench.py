@@ -8,8 +8,7 @@ from pathlib import Path
 import jobs
 import pytest
 
-from cpudist.bench.between_hosts import ALONE, HostTimes
-from cpudist.bench.collectives import Comparison
+from cpudist.bench.report import Comparison, tables
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -42,13 +41,19 @@ def test_candidates_take_turns_and_warm_up_is_not_counted() -> None:
     assert timings["b"].median == 2.0
 
 
-def test_ratios_are_gloo_over_the_job_the_job_over_the_others_and_any_over_no_communication() -> None:
+def test_tables_have_times_and_ratios() -> None:
     times = {"ccl": steady(2e-5), "gloo": steady(1e-4), "memory copy": steady(1e-5)}
-    ratios = Comparison("allreduce", 1 << 10, times).as_dict()["ratios"]
+    sums = Comparison("allreduce", "float32", times, (("gloo", "ccl"), ("ccl", "memory copy")), 1 << 10)
+    ratios = sums.as_dict()["ratios"]
     assert ratios["gloo/ccl"]["median"] == pytest.approx(5)
     assert ratios["ccl/memory copy"]["median"] == pytest.approx(2)
-    (entry,) = HostTimes({"float32": {ALONE: steady(1.0, 1.0), "powersgd": steady(2.0, 2.0)}}).as_list()
-    assert entry["ratios"]["powersgd/no communication"]["round_medians"] == [2.0, 2.0]
+    steps = {"no communication": steady(1.0, 1.0), "powersgd": steady(2.0, 2.0)}
+    step = Comparison("training step", "bfloat16", steps, tuple((name, "no communication") for name in steps))
+    assert step.as_dict()["ratios"]["powersgd/no communication"]["round_medians"] == [2.0, 2.0]
+    shown = [line.split() for line in tables([sums, step]).splitlines() if line]
+    assert shown[0] == ["allreduce,", "float32"]
+    assert shown[2] == ["1", "KB", "20", "us", "100", "us", "10", "us"]
+    assert shown[-1] == ["powersgd", "2", "s", "(2-2)", "2", "(2-2)"]
 
 
 @pytest.mark.job
