@@ -24,7 +24,6 @@ class Changes:
         self.undo()
 
     def variable(self, name: str, value: str) -> None:
-        """Set an environment variable."""
         before = os.environ.get(name)
         os.environ[name] = value
         self.then(lambda: _restore(name, before))
@@ -45,7 +44,6 @@ class Changes:
                     self.then(lambda name=name: _restore(name, before.get(name)))  # type: ignore[misc]
 
     def attribute(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of a class, a module or any other object."""
         # Not getattr: an inherited attribute is restored by deleting this one.
         before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else getattr(owner, name)
         self.then(lambda: delattr(owner, name) if before is _MISSING else setattr(owner, name, before))
@@ -68,7 +66,6 @@ class Changes:
             self.then(lambda: _remove_filter(added))
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call `action` when the changes are undone."""
         self._undo.callback(action)
 
     def undo(self) -> None:

@@ -75,11 +75,7 @@ class Library:
 
 
 def find_compiler() -> Compiler | None:
-    """Find the C++ compiler: $CXX, such as "ccache g++ -m64", or g++ by default; None if there is none.
-
-    Raises:
-        UserError: quotes in $CXX are not closed.
-    """
+    """Find the C++ compiler: $CXX, such as "ccache g++ -m64", or g++ by default; None if there is none."""
     command, label = _named()
     if not command:
         return None
@@ -108,11 +104,7 @@ def torch_release() -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled libraries: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder.
-
-    Raises:
-        UserError: neither of them exists.
-    """
+    """Return the folder of compiled libraries: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder."""
     if chosen := os.environ.get("CPUDIST_CACHE"):
         return Path(chosen).expanduser()
     folder = user_cache.cache_folder()
@@ -122,15 +114,9 @@ def cache_folder() -> Path:
 
 
 def find(library: Library, cache: Path | None = None) -> Path | None:
-    """Return the library of the cache; None if it is not compiled.
+    """Return the library of the cache; None if the compiler has not made it, or no compiler where there is none.
 
-    It was made by the compiler that `find_compiler` finds; if there is none, by any compiler.
-
-    Args:
-        cache: the folder of compiled libraries; None for `cache_folder`.
-
-    Raises:
-        UserError: another user could have written the file.
+    `cache` is the folder of compiled libraries; None for `cache_folder`.
     """
     command, label = _named()
     found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"{label if command else '*'}/{library.file}"))
@@ -164,11 +150,7 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
 
 
 def _trusted(file: Path, what: str) -> Path:
-    """Return `file` if no other user can write it or the three cache folders above it.
-
-    Raises:
-        UserError: another user could have written the file.
-    """
+    """Return `file`, or raise UserError if another user can write it or the three cache folders above it."""
     for path in (file, *file.parents[:3]):
         if path.exists() and (problem := why_not_trusted(path)):
             raise UserError(
@@ -180,11 +162,7 @@ def _trusted(file: Path, what: str) -> Path:
 
 @contextmanager
 def _lock(folder: Path, what: str) -> Iterator[None]:
-    """Hold the folder's lock, which the kernel releases when its holder dies.
-
-    Raises:
-        UserError: the folder cannot be written, or another process holds the lock for too long.
-    """
+    """Hold the folder's lock, which the kernel releases when its holder dies."""
     try:
         for path in reversed((folder, *folder.parents[:2])):
             path.mkdir(mode=0o755, parents=True, exist_ok=True)

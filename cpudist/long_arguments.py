@@ -18,11 +18,7 @@ _MOST_BYTES = 100_000  # Linux limits a variable to 128 KB.
 
 
 def variables(words: Sequence[str]) -> dict[str, str]:
-    """Return the environment variable that passes `words`; empty if the launcher's command line can take them.
-
-    Raises:
-        UserError: the words are too long.
-    """
+    """Return the environment variable that passes `words`; empty if the launcher's command line can take them."""
     if len(words) <= _MOST_WORDS:
         return {}
     packed = base64.b64encode(zlib.compress(json.dumps(list(words)).encode())).decode()

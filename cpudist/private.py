@@ -35,11 +35,7 @@ def home() -> Path | None:
 
 
 def secret() -> str:
-    """Return the user's secret from a file in the home folder; the first process creates it.
-
-    Raises:
-        UserError: the file cannot be written, or others can read it.
-    """
+    """Return the user's secret from a private file in the home folder; the first process creates it."""
     folder = home()
     if folder is None:
         raise UserError("this user has no home folder to keep a secret in; set CPUDIST_TOKEN to one text for all ranks")
@@ -70,11 +66,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def new_file(path: Path) -> IO[str]:
-    """Return a new text file to write, which only this user may read.
-
-    Raises:
-        OSError: the file exists, or cannot be created.
-    """
+    """Return a new text file to write, which only this user may read; raise OSError if it exists."""
     return open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")
 
 

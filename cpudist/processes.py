@@ -68,11 +68,7 @@ def ancestors() -> Iterator[Process]:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the words of a process's command line; empty for a process that has ended.
-
-    Raises:
-        OSError: there is no such process.
-    """
+    """Return the words of a process's command line, none if it has ended; raise OSError if there is no process."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     return words[:-1]
 

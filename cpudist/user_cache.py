@@ -28,11 +28,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def write(name: str, values: dict[str, Any]) -> Path:
-    """Store values as JSON, and return the file. Readers see the old values or the new values.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Store values as JSON, and return the file. Readers see the old values or the new values."""
     folder = cache_folder()
     if folder is None:
         raise UserError(f"this user has no home folder to keep {name} in; set XDG_CACHE_HOME to a folder")

@@ -15,11 +15,7 @@ _LONGEST_TIMEOUT = 1e9  # seconds: sockets, timers and timedelta take no infinit
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
-    """Return the user's timeout `name`, a number or a text, as `usable` seconds.
-
-    Raises:
-        UserError: `value` is not a number above 0.
-    """
+    """Return the user's timeout `name`, a number or a text, as `usable` seconds, or raise UserError if it is none."""
     try:
         seconds = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -43,11 +43,7 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=0)
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False, only: Sequence[str] = ()) -> list[Comparison]:
-    """Measure `ALONE` and all candidates, or those in `only`, on every rank; return the same figures on all ranks.
-
-    Raises:
-        UserError: all ranks are on one host.
-    """
+    """Measure `ALONE` and all candidates, or those in `only`, on all ranks, which must be on several hosts."""
     if world.node_count == 1:
         raise UserError("bench hosts is about the network between hosts; start it as: mpirun -f hostfile -n 2 -ppn 1 …")
     shape = SMALL_SHAPE if quick else _FULL_SHAPE

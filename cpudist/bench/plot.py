@@ -28,7 +28,6 @@ def draw(results: Sequence[Comparison], path: Path) -> None:
 
 
 def _bars(comparisons: Sequence[Comparison], axes: Any) -> None:
-    """Draw a bar for each candidate."""
     timings = comparisons[0].timings
     medians, errors = _medians_and_errors(list(timings.values()))
     axes.barh(list(timings), medians, xerr=errors, color=[_color(name) for name in timings], capsize=2)
@@ -54,7 +53,6 @@ def _color(name: str) -> str:
 
 
 def _medians_and_errors(timings: Sequence[Timings]) -> tuple[list[float], list[list[float]]]:
-    """Return the medians, and the spread below and above each of them."""
     medians = [one.median for one in timings]
     below = [max(one.median - one.spread[0], 0.0) for one in timings]
     above = [max(one.spread[1] - one.median, 0.0) for one in timings]

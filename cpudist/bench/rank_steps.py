@@ -70,7 +70,6 @@ def _train() -> None:
 
 
 def main() -> None:
-    """Run the script, or train the model."""
     folder, *words = sys.argv[1:]
     rank = api.init().rank
     running = job.require()

@@ -48,7 +48,6 @@ class Comparison:
         return {pair: ratio(*(self.timings[name] for name in pair)) for pair in self.pairs}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON."""
         return {
             "operation": self.operation,
             "dtype": self.dtype,
@@ -121,13 +120,11 @@ def headline(environment: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Iterable[Comparison]) -> None:
-    """Write the figures and their environment to a JSON file."""
     content = {"benchmark": benchmark, "environment": environment, "results": [one.as_dict() for one in results]}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return lines with aligned columns."""
     return "\n".join(aligned([head, *rows]))
 
 

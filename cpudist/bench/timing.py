@@ -37,12 +37,10 @@ class Timings:
 
     @property
     def median(self) -> float:
-        """Median of all calls."""
         return statistics.median(seconds for calls in self.rounds for seconds in calls)
 
     @property
     def by_round(self) -> list[float]:
-        """Median of each round."""
         return [statistics.median(calls) for calls in self.rounds]
 
     @property
@@ -51,7 +49,6 @@ class Timings:
         return min(self.by_round), max(self.by_round)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics for JSON."""
         return {
             "median": self.median,
             "spread": list(self.spread),

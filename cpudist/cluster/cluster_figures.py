@@ -82,7 +82,6 @@ class ClusterFigures:
 
 
 def last_bandwidth() -> float | None:
-    """Return the bandwidth that `keep` has stored; None if there is none."""
     found = user_cache.read(_FILE).get("bandwidth")
     return found if isinstance(found, float) else None
 

@@ -117,7 +117,6 @@ def _unacknowledged(connection: socket.socket) -> int:
 
 
 def _checksum(path: str) -> str | None:
-    """Return a checksum of a file; None where it cannot be read."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:

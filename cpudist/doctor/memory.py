@@ -17,7 +17,6 @@ _LEAST_SHM = 32 << 20
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the kernel's settings for memory."""
     yield shared_memory(free_shared_memory())
     yield from _locked(files)
     policy = memory_policy()

@@ -15,7 +15,6 @@ _RARELY = 0.01  # throttling in a smaller share of periods is no warning
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the CPUs, the CPU quota and the memory limit of this process, and the number formats of the CPU."""
     limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
     if limits.quota is not None and limits.throttling is not None:
         yield _stopped(limits.throttling)

@@ -76,11 +76,7 @@ def _code_of_file(file: str, make: Callable[..., types.CodeType], parts: tuple[A
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> str:
-    """Write a call to a file, for `unpack`, and return the digest of its code.
-
-    Raises:
-        UserError: an object that the function uses cannot be serialised; the message names it.
-    """
+    """Write a call to a file, for `unpack`, and return its digest; a UserError names what cannot be pickled."""
     pickler = _Pickler(file)
     try:
         pickler.dump((function, tuple(args)))
@@ -136,7 +132,6 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseExcep
 
 
 def _refusal(value: Any) -> str | None:
-    """Return why an object cannot be pickled; None where it can."""
     try:
         _Pickler(io.BytesIO()).dump(value)
     except Exception as error:  # noqa: BLE001 - objects raise what they like

@@ -93,7 +93,6 @@ class Nodes:
                 self._store.wait_all([_left(node) for node in others], _READ_SECONDS)
 
     def close(self) -> None:
-        """Close the connection and the store."""
         self._closing.close()
 
     def _join(self, address: Address) -> None:

@@ -156,7 +156,6 @@ class LocalRanks:
         return self._ranks[0].result
 
     def close(self) -> None:
-        """Kill the remaining processes of the ranks."""
         self._agents.end()
         for rank in self._ranks:
             rank.close()
@@ -207,7 +206,6 @@ class LocalRanks:
 
 
 def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> dict[str, str]:
-    """Return the variables that all ranks share."""
     variables = without_launcher(os.environ)
     if variables.get("MPLBACKEND", "").startswith("module:"):  # it draws into cells or an editor's window
         variables["MPLBACKEND"] = "agg" if shell() is None else "module://cpudist.notebook.figures"

@@ -34,7 +34,6 @@ class Interrupted(KeyboardInterrupt):
     """The user has interrupted the cell."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return the text that IPython shows in a cell instead of a traceback."""
         return [f"cpudist: {self}"]
 
 
@@ -160,7 +159,6 @@ class Mailbox:
                     yield message
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self.descriptor)
 
 

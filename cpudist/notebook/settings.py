@@ -51,7 +51,6 @@ class Settings:
     token: str
 
     def placement(self, local_rank: int) -> Placement:
-        """Return the placement of a local rank in the job."""
         return Placement(
             rank=self.node_rank * self.num_processes + local_rank,
             size=self.num_nodes * self.num_processes,
@@ -134,7 +133,6 @@ def _check_here() -> None:
 def _compared(
     function: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]
 ) -> dict[str, tuple[str, str]]:
-    """Return `Settings.compared`."""
     name = repr(getattr(function, "__name__", type(function).__name__))
     values = {f"args[{index}]": value for index, value in enumerate(args)} | {one: given[one] for one in _COMPARED}
     with open(os.devnull, "wb") as nowhere:
@@ -153,7 +151,6 @@ def _count(given: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:
-    """Return address and port of the rendezvous."""
     address, port, named = given["master_addr"], given["use_port"], "use_port"
     if not address and given["rdzv_endpoint"]:
         address, _, number = str(given["rdzv_endpoint"]).rpartition(":")

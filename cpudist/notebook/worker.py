@@ -18,7 +18,6 @@ from cpudist.pinning import pin
 
 
 def _call(payload: BinaryIO, mailbox: Mailbox, rank: int) -> None:
-    """Call the notebook's function, and publish its result."""
     call = unpack(payload)  # only now, because it may import libraries that the job patches
     result = call()
     if "matplotlib.pyplot" in sys.modules:

@@ -40,11 +40,7 @@ class Forecast(NamedTuple):
 
 
 def check(record: Record, name: str) -> None:
-    """Check that the record, called `name` in messages, has the fields that a forecast needs.
-
-    Raises:
-        UserError: the record does not suffice.
-    """
+    """Raise a UserError if the record, called `name` in it, has not all fields that a forecast needs."""
     if not ((record.get("step_seconds") or {}).get("median") and record.get("gradient_times")):
         raise UserError(f"{name} has no times of gradients; make a run of 12 steps or more with --timeline FILE")
     hosts, compress = kind(record)

@@ -29,11 +29,7 @@ _OF_RANKS = {  # metrics of each rank, by field of `Pace`
 
 
 class Metrics(Observer):
-    """Serves the figures of a job until `stop`; port 0 takes any free port.
-
-    Raises:
-        UserError: the port cannot be used.
-    """
+    """Serves the figures of a job until `stop`; port 0 takes any free port."""
 
     otherwise: ClassVar[dict[str, object]] = {"collect": ()}
 
@@ -49,7 +45,6 @@ class Metrics(Observer):
         say(f"metrics at http://{address}:{self._server.server_port}/metrics")
 
     def stop(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -27,7 +27,6 @@ _ADVICE = (
 
 
 def report(events: Sequence[Event], names: Mapping[int, str]) -> list[str]:
-    """Return lines about the events of all ranks."""
     shares, waited = divide(events)
     total = sum(event["dur"] for event in events if _part(event) == _ALL)
     slow, most = waited.most_common(1)[0] if waited else (min(names), 0.0)

@@ -91,7 +91,6 @@ def write(file: Path, names: Mapping[int, str], events: Sequence[Event]) -> None
 
 
 def span(rank: int, track: int, name: str, begin: int, end: int) -> Event:
-    """Return the event of a span."""
     return {"ph": "X", "pid": rank, "tid": track, "name": name, "ts": begin, "dur": end - begin}
 
 

@@ -60,9 +60,6 @@ def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: 
     Args:
         starter_cpus: the CPUs of the process that started the ranks.
         options: the user's options; their `ranks` is ignored.
-
-    Raises:
-        UserError: no CPU may be used.
     """
     usable = machine.usable
     everything = machine.topology.restricted_to(starter_cpus)

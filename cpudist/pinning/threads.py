@@ -30,7 +30,6 @@ class Thread(NamedTuple):
 
 
 def threads() -> list[Thread]:
-    """Return the threads of this process."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended

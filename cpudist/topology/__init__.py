@@ -49,12 +49,10 @@ class Topology:
 
     @property
     def cpus(self) -> frozenset[int]:
-        """All hardware threads."""
         return frozenset(cpu for core in self.cores for cpu in core.cpus)
 
     @property
     def threads_per_core(self) -> int:
-        """The largest number of hardware threads in a core."""
         return max((len(core.cpus) for core in self.cores), default=1)
 
     def restricted_to(self, cpus: Collection[int]) -> Topology:

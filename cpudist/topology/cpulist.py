@@ -7,11 +7,7 @@ _WORD = 32  # bits between two commas of a mask
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """Read a list such as /sys/devices/system/cpu/online; an empty text is an empty list.
-
-    Raises:
-        ValueError: the text is not such a list.
-    """
+    """Read a list such as /sys/devices/system/cpu/online, or raise ValueError; an empty text is an empty list."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         if part.strip():
@@ -25,8 +21,7 @@ def parse_list(text: str) -> frozenset[int]:
 def parse_mask(text: str) -> frozenset[int]:
     """Read a mask of hexadecimal 32-bit words, the highest first, with or without 0x. An empty word is zero.
 
-    Raises:
-        ValueError: the text is not such a mask, or is one that hwloc calls infinite (``0xf...f``).
+    Raises ValueError for another text, also for masks that hwloc calls infinite (``0xf...f``).
     """
     value = 0
     for word in text.strip().split(","):

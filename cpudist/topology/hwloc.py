@@ -16,14 +16,7 @@ _Element = ElementTree.Element
 
 
 def parse_machine(text: str) -> tuple[Topology, frozenset[int]]:
-    """Read hwloc's XML.
-
-    Returns:
-        The machine, and the CPUs that lstopo was allowed to use.
-
-    Raises:
-        UserError: the text is not hwloc's XML, or has no CPU.
-    """
+    """Read hwloc's XML; return the machine, and the CPUs that lstopo was allowed to use."""
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:

@@ -30,12 +30,9 @@ def node_identity() -> str:
 
 
 def addresses(interface: str | None = None) -> list[str]:
-    """Return the addresses at which others may reach this machine, IPv4 first; with `interface`, only its own.
+    """Return the addresses at which others may reach this machine, IPv4 first, or 127.0.0.1 if there is none.
 
-    If there is none, return 127.0.0.1.
-
-    Raises:
-        UserError: the interface is missing or down, or has no address.
+    With `interface`, return only its own; raise UserError if it is missing or down, or has no address.
     """
     import psutil
 
@@ -75,7 +72,6 @@ def interface_of(address: str) -> str | None:
 
 
 def free_port() -> int:
-    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -30,11 +30,7 @@ class Files:
 
 
 def open_copy(path: Path) -> Files:
-    """Open a folder `sys`, or one that contains it at most two levels deeper.
-
-    Raises:
-        UserError: the copy has no sys/devices/system/cpu.
-    """
+    """Open a folder `sys`, or one that contains it at most two levels deeper."""
     path = path.absolute()
     roots = [path.parent] if path.name == "sys" else [path, *sorted(path.glob("*")), *sorted(path.glob("*/*"))]
     found = next((root for root in roots if (root / _MARK).is_dir()), None)

@@ -14,9 +14,6 @@ def parse_topology(text: str) -> Topology:
 
     The size of the memory stays unknown. If a column is missing or empty, one socket, one NUMA node, or one L3 cache
     per node is assumed. Offline CPUs, which ``-a`` and ``-c`` add, are skipped.
-
-    Raises:
-        UserError: the text is not such output.
     """
     rows = [row for row in _rows(text) if row.get("core") and row.get("online", "y").lower() in ("y", "")]
     try:

@@ -32,17 +32,12 @@ class Machine:
 
     @property
     def usable(self) -> Topology:
-        """The CPUs that may be used."""
         cpus = self.limits.cpus
         return self.topology if cpus is None else self.topology.restricted_to(cpus)
 
 
 def this_machine(env: Mapping[str, str] = os.environ) -> Machine:
-    """Return this machine and the limits of this process. The topology is read once for each process.
-
-    Raises:
-        UserError: /sys is missing.
-    """
+    """Return this machine and the limits of this process. The topology is read once for each process."""
     return Machine(_own_topology(), read_limits(_ROOT, frozenset(os.sched_getaffinity(0)), env))
 
 
@@ -109,9 +104,6 @@ def machine_from(path: Path) -> Machine:
     """Read another machine from a file: a copy of sysfs (a folder), ``lscpu -p``, or hwloc's XML.
 
     Only hwloc's XML has limits: the CPUs that lstopo was allowed to use.
-
-    Raises:
-        UserError: the file is missing or is none of these.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; give a copy of sysfs, the output of `lscpu -p`, or hwloc's XML")

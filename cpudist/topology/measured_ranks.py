@@ -19,11 +19,7 @@ def load() -> int | None:
 
 
 def save(ranks: int) -> Path:
-    """Store the number of ranks for this machine, and return the file.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Store the number of ranks for this machine, and return the file."""
     return user_cache.write(_FILE, {**user_cache.read(_FILE), _description(): ranks})
 
 

@@ -78,11 +78,7 @@ class Plan:
 
 
 def make_plan(machine: Machine, options: PlanOptions) -> Plan:
-    """Place ranks on the CPUs of `machine` that may be used.
-
-    Raises:
-        UserError: no CPU may be used, or the number of ranks is not positive.
-    """
+    """Place ranks on the CPUs of `machine` that may be used."""
     allowed = machine.usable
     if not allowed.cores:
         raise UserError(
@@ -137,7 +133,6 @@ def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
 
 
 def _shares(cores: Sequence[Core], ranks: int | Part) -> list[list[Core]]:
-    """Return the cores of each rank."""
     return [share for group, number in _groups(cores, ranks) for share in _split(group, number)]
 
 

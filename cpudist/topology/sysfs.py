@@ -16,11 +16,7 @@ _NODES = "sys/devices/system/node"
 
 
 def read_topology(files: Files) -> Topology:
-    """Read the topology of all online CPUs.
-
-    Raises:
-        UserError: no CPU is online.
-    """
+    """Read the topology of all online CPUs."""
     online = online_cpus(files)
     if not online:
         raise UserError(f"no CPU in /{_CPUS}: mount /sys, or copy all of it")
@@ -58,7 +54,6 @@ def _cpu(files: Files, number: int, node: int) -> Cpu:
 
 
 def _l3(files: Files, cpu: int) -> frozenset[int] | None:
-    """Return the CPUs that share this one's L3 cache."""
     caches = f"{_CPUS}/cpu{cpu}/cache"
     for name in files.names(caches):
         if name.startswith("index") and files.read(f"{caches}/{name}/level") == "3":
