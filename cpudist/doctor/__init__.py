@@ -5,14 +5,14 @@ One file for each group of checks. A check changes nothing. It must not import j
 
 import os
 
-from cpudist.doctor import libraries, memory, processor, usable_backends, versions
+from cpudist.doctor import libraries, resources, usable_backends, versions
 from cpudist.errors import LEVELS, Finding, UserError
 from cpudist.topology.kernel_files import Files
 
 __all__ = ["Finding", "examine"]
 
 # Findings of one level are shown in this order.
-_GROUPS = (versions, usable_backends, memory, processor, libraries)
+_GROUPS = (versions, usable_backends, resources, libraries)
 
 
 def examine() -> list[Finding]:

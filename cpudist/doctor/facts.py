@@ -18,8 +18,7 @@ from typing import Any, get_args
 
 import psutil
 
-from cpudist.doctor.memory import free_shared_memory, shared_memory
-from cpudist.doctor.processor import quota
+from cpudist.doctor.resources import free_shared_memory, quota, shared_memory
 from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
 from cpudist.errors import Finding, UserError

@@ -12,7 +12,7 @@ import pytest
 from launcher_variables import PALS
 
 from cpudist.cli import doctor as command
-from cpudist.doctor import libraries, memory, processor, usable_backends, versions
+from cpudist.doctor import libraries, resources, usable_backends, versions
 from cpudist.errors import Finding
 from cpudist.topology.kernel_files import Files
 
@@ -34,7 +34,7 @@ def test_host_names_and_shared_memory() -> None:
     names = {"no-such-host.invalid": "error", "localhost": "warning", "192.0.2.1": "ok"}
     assert {name: usable_backends.resolve(name).level for name in names} == names
     free = {None: "error", 1 << 20: "error", 64 << 20: "warning", 8 << 30: "ok"}
-    assert {bytes: memory.shared_memory(bytes).level for bytes in free} == free
+    assert {bytes: resources.shared_memory(bytes).level for bytes in free} == free
 
 
 def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
     group.mkdir(parents=True)
     (group / "cpu.max").write_text("150000 100000\n")
     (group / "cpu.stat").write_text("nr_periods 200\nnr_throttled 50\n")
-    found = list(processor.check(files, {}))
+    found = list(resources.check(files, {}))
     assert levels(found)["throttling"] == levels(found)["CPU quota"] == "warning"
     assert "25.0%" in found[0].message
     assert "together get 1 computing thread" in found[1].message
@@ -60,7 +60,7 @@ def test_processors(tmp_path: Path) -> None:
         ("flags\t\t: fpu amx_bf16 avx512_bf16 avx512_fp16", "ok", "AMX and AVX512_BF16"),
         ("Features\t: fp asimd bf16 i8mm", "ok", ""),
     ):
-        (found,) = (one for one in processor.check(tree(tmp_path, proc__cpuinfo=flags), {}) if one.about == "CPU")
+        (found,) = (one for one in resources.check(tree(tmp_path, proc__cpuinfo=flags), {}) if one.about == "CPU")
         assert (found.level, part in found.message) == (level, True)
 
 
