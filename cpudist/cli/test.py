@@ -1,24 +1,22 @@
 """`cpudist test`: check the hosts and the network of a cluster."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpudist import answers
 from cpudist.cli.bench import check_output
 from cpudist.cli.doctor import show
 from cpudist.cli.parser import Parser
+from cpudist.cluster.cluster_figures import ClusterFigures, keep
+from cpudist.cluster.judgement import bits, judge, least_share, slow_and_late
+from cpudist.console import aligned, colored, size
 from cpudist.errors import FAILED, UserError
 from cpudist.launchers import Launcher
-
-if TYPE_CHECKING:
-    from cpudist.cluster.cluster_figures import ClusterFigures
 
 HELP = "is this cluster all right: hosts, links, a small training"
 DESCRIPTION = """\
@@ -34,6 +32,8 @@ examples:
     srun --ntasks-per-node=1 cpudist test
 """
 _TIMEOUT = 120.0  # seconds for the start and for each collective
+_WIDTH = 80
+_GOOD = 0.75  # links below this share of the usual bandwidth are yellow
 
 
 def add_options(parser: Parser) -> None:
@@ -74,8 +74,6 @@ def _as_rank(launcher: Launcher, interface: str | None, file: Path | None) -> Cl
 
 def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
     """Start the ranks with `cpudist launch`, and return the figures that rank 0 prints."""
-    from cpudist.cluster.cluster_figures import ClusterFigures
-
     words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", *(["--interface", interface] if interface else [])]
     words += ["--", "--timeout", str(_TIMEOUT), "-m", "cpudist", "test", "--json", "-"]
     command = [sys.executable, "-P", "-m", "cpudist", *words]
@@ -89,19 +87,49 @@ def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
 
 
 def _report(figures: ClusterFigures, file: Path | None) -> None:
-    from cpudist.cluster.cluster_figures import keep
-    from cpudist.cluster.judgement import judge
-    from cpudist.cluster.tables import tables
-
     findings = judge(figures)
     fields = json.dumps({"figures": asdict(figures), "findings": list(map(asdict, findings))})
     if str(file) == "-":
         print(fields)
         return
-    print(tables(figures), end="\n\n")
+    print(_tables(figures), end="\n\n")
     show(findings)
     if file is not None:
         file.write_text(fields + "\n", encoding="utf-8")
     if findings:
         raise SystemExit(FAILED)
     keep(figures)
+
+
+def _tables(figures: ClusterFigures) -> str:
+    """Return a line for each host, the matrix of links, and the collectives."""
+    hosts: list[Sequence[str]] = [("host", "cores", "float32", "bfloat16", "copy", "clock", "free")]
+    for host in figures.hosts:
+        clock = f"{host.clock / 1e9:.1f} GHz" if host.clock else "-"
+        flops = [f"{host.flops[dtype] / 1e9:.0f} GFLOP/s" for dtype in ("float32", "bfloat16")]
+        hosts.append((host.name, str(host.cores), *flops, f"{size(host.copied)}/s", clock, size(host.memory)))
+    blocks = ["\n".join(aligned(hosts)), *(_matrix(figures) if figures.links else ())]
+    times = ", ".join(f"{size(bytes)} {1e3 * seconds:.3g} ms" for bytes, seconds in figures.allreduces.items())
+    blocks.append(f"allreduce on {figures.backend}: {times}\nloss of a small training: {figures.loss[0]:.6g}")
+    return "\n\n".join(blocks)
+
+
+def _matrix(figures: ClusterFigures) -> Iterator[str]:
+    """Yield a matrix of the links' bandwidths, with slow links in red. It is left out if it is too wide."""
+    least = least_share(figures.hosts)
+    usual = slow_and_late(figures.links, figures.hosts)[2].bandwidth
+    cells = {(link.source, link.target): _cell(link.bandwidth / usual, least) for link in figures.links}
+    numbers = range(len(figures.hosts))
+    names = aligned([(str(1 + number), host.name) for number, host in enumerate(figures.hosts)])
+    first = max(map(len, names))
+    lines = [f"links in % of {bits(usual)}, from the host of a line to that of a column"]
+    lines.append(" " * first + "".join(f"{1 + number:4}" for number in numbers))
+    for source, name in enumerate(names):
+        lines.append(f"{name:{first}}" + "".join(cells.get((source, target), "    ") for target in numbers))
+    if first + 4 * len(numbers) <= _WIDTH:
+        yield "\n".join(lines)
+
+
+def _cell(share: float, least: float) -> str:
+    level = "error" if share < least else "warning" if share < _GOOD else "ok"
+    return colored(f"{100 * share:4.0f}", level)

@@ -3,7 +3,6 @@
 - `cluster_figures.py`: the figures; stores the network's bandwidth for `cpudist forecast`.
 - `measure.py`: measures the hosts and collectives, on every rank of a job; `links.py`: messages between two hosts.
 - `judgement.py`: finds hosts and links that are slower than the others.
-- `tables.py`: prints the figures in a terminal.
 
 It must not import launchers, Trainer's patches, programs or command lines.
 """
