@@ -16,7 +16,8 @@ from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.topology import measured_ranks
-from cpudist.topology.machine import machine_from, this_machine
+from cpudist.topology.exports import machine_from
+from cpudist.topology.machine import this_machine
 from cpudist.topology.picture import draw
 from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan, threads_set
 

@@ -2,10 +2,6 @@
 
 from pathlib import Path
 
-from cpudist.errors import UserError
-
-_MARK = "sys/devices/system/cpu"
-
 
 class Files:
     """Text files by their path from the root, such as ``sys/devices/system/cpu/online``."""
@@ -27,13 +23,3 @@ class Files:
             return sorted(entry.name for entry in (self._root / folder).iterdir())
         except OSError:
             return []
-
-
-def open_copy(path: Path) -> Files:
-    """Open a folder `sys`, or one that contains it at most two levels deeper."""
-    path = path.absolute()
-    roots = [path.parent] if path.name == "sys" else [path, *sorted(path.glob("*")), *sorted(path.glob("*/*"))]
-    found = next((root for root in roots if (root / _MARK).is_dir()), None)
-    if found is None:
-        raise UserError(f"it holds no {_MARK}: copy the machine's /sys/devices/system")
-    return Files(found)

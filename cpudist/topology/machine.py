@@ -1,4 +1,4 @@
-"""A machine on which ranks are placed: this one with the limits of this process, or another one from a file."""
+"""A machine on which ranks are placed: its topology, and the limits of a process; this machine's processor."""
 
 import os
 import platform
@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from cpudist.errors import UserError
-from cpudist.topology import Topology, hwloc, lscpu, sysfs
-from cpudist.topology.cpulist import LAST_CPU
-from cpudist.topology.kernel_files import Files, open_copy
+from cpudist.topology import Topology, sysfs
+from cpudist.topology.kernel_files import Files
 from cpudist.topology.limits import Limits, read_limits
 
 # CPU features with arithmetic in bfloat16 and in float16: the kernel's name (x86, Arm) -> the name in messages.
@@ -20,7 +17,6 @@ BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "Arm's BF16
 FLOAT16 = {"amx_fp16": "AMX", "avx512_fp16": "AVX512_FP16", "fphp": "Arm's FP16"}
 
 _ROOT = Files()
-_LARGEST = 64 << 20  # bytes; real descriptions have some kilobytes
 
 
 @dataclass(frozen=True)
@@ -98,40 +94,3 @@ def cores_to_spare(
     if quota is not None:
         share = min(share, quota / len(everyone))
     return int(share + 1e-9) - threads
-
-
-def machine_from(path: Path) -> Machine:
-    """Read another machine from a file: a copy of sysfs (a folder), ``lscpu -p``, or hwloc's XML.
-
-    Only hwloc's XML has limits: the CPUs that lstopo was allowed to use.
-    """
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give a copy of sysfs, the output of `lscpu -p`, or hwloc's XML")
-    if not path.is_dir() and not (path.is_file() and path.stat().st_size < _LARGEST):
-        raise UserError(f"{path} describes no machine: give a folder, or a file of less than 64 MB")
-    try:
-        machine = _from_copy(path) if path.is_dir() else _from_text(path)
-        if (last := max(machine.topology.cpus)) > LAST_CPU:
-            raise UserError(f"it names a CPU {last}, which no machine has: make it again")
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    return machine
-
-
-def _from_copy(path: Path) -> Machine:
-    files = open_copy(path)
-    try:
-        return Machine(sysfs.read_topology(files), Limits())
-    except ValueError as error:
-        raise UserError(f"it holds a file that the kernel does not write ({error}): copy it again") from None
-
-
-def _from_text(path: Path) -> Machine:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"it cannot be read as text ({error}): make it again, or unpack it (tar xf)") from None
-    if text.lstrip().startswith("<"):
-        topology, allowed = hwloc.parse_machine(text)
-        return Machine(topology, Limits(cpus=allowed))
-    return Machine(lscpu.parse_topology(text), Limits())

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from cpudist.topology.machine import Machine, machine_from
+from cpudist.topology.exports import machine_from
+from cpudist.topology.machine import Machine
 
 FOLDER = Path(__file__).parents[1] / "topology" / "layouts"
 

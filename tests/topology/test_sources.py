@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from layouts import FOLDER, LAYOUTS, Shape, draw_places, format_mask, machine_of, unpack
 
 from cpudist.errors import UserError
-from cpudist.topology import Cpu, NumaNode, Topology, assemble, hwloc, lscpu, sysfs
+from cpudist.topology import Cpu, NumaNode, Topology, assemble, sysfs
 from cpudist.topology.cpulist import format_list, parse_mask
+from cpudist.topology.exports import machine_from, parse_hwloc, parse_lscpu
 from cpudist.topology.kernel_files import Files
-from cpudist.topology.machine import BFLOAT16, Machine, features, machine_from, this_machine, units
+from cpudist.topology.machine import BFLOAT16, Machine, features, this_machine, units
 
 COPIES = [name for name in LAYOUTS if name.endswith(".tar.xz")]
 
@@ -126,8 +127,8 @@ def test_each_source(machine: Described, lists_online: bool, old_names: bool, na
     with tempfile.TemporaryDirectory() as folder:
         write_sysfs(machine, Path(folder), lists_online=lists_online, old_names=old_names)
         assert sysfs.read_topology(Files(Path(folder))) == machine.topology
-    assert hwloc.parse_machine(as_xml(machine, names_nodes)) == (machine.topology, {machine.cpus[0].number})
-    assert lscpu.parse_topology(as_table(machine)) == assemble(machine.cpus)
+    assert parse_hwloc(as_xml(machine, names_nodes)) == (machine.topology, {machine.cpus[0].number})
+    assert parse_lscpu(as_table(machine)) == assemble(machine.cpus)
 
 
 def test_a_machine_that_says_little_is_one_socket_one_node_and_one_l3_group(tmp_path: Path) -> None:
@@ -142,8 +143,8 @@ def test_a_machine_that_says_little_is_one_socket_one_node_and_one_l3_group(tmp_
     units_alone = '<object type="PU" os_index="0"/><object type="PU" os_index="1"/>'
     infinite = f'<topology version="2"><object cpuset="0xf...f"/>{units_alone}</topology>'
     for xml in (infinite, infinite.replace('cpuset="0xf...f"', "")):
-        assert hwloc.parse_machine(xml) == (assemble([Cpu(0, 0), Cpu(1, 1)]), {0, 1})
-    assert lscpu.parse_topology("0,0\n1,1\n") == expected
+        assert parse_hwloc(xml) == (assemble([Cpu(0, 0), Cpu(1, 1)]), {0, 1})
+    assert parse_lscpu("0,0\n1,1\n") == expected
 
 
 def test_the_units_that_compute_in_a_format(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_hwloc_says_the_same_of_a_copy_of_sysfs(name: str, tmp_path: Path) -> No
     (tmp_path / "proc").mkdir(exist_ok=True)  # hwloc wants one
     command = ["lstopo", "--input", str(tmp_path), "--if", "fsroot", "--whole-system", "--of", "xml", "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    theirs, _ = hwloc.parse_machine(done.stdout)
+    theirs, _ = parse_hwloc(done.stdout)
     ours = machine_from(tmp_path).topology
     assert where(ours) == where(theirs)
     assert {core.numa_node for core in ours.cores} == {core.numa_node for core in theirs.cores}
@@ -199,7 +200,7 @@ def test_hwloc_says_the_same_of_a_copy_of_sysfs(name: str, tmp_path: Path) -> No
 @pytest.mark.job
 def test_this_machine_as_lscpu_sees_it() -> None:
     table = subprocess.run(["lscpu", "-p"], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert where(lscpu.parse_topology(table)) == where(this_machine().topology)
+    assert where(parse_lscpu(table)) == where(this_machine().topology)
 
 
 def test_the_folder_sys_of_a_copy_is_found(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_what_is_no_topology_is_one_line_that_names_it(tmp_path: Path) -> None:
 
 def test_lscpu_with_other_columns_and_offline_cpus() -> None:
     table = "# Core,CPU,Online,Socket\n0,0,Y,0\n0,1,N,0\n1,2,Y,1\n,3,N,\n"
-    topology = lscpu.parse_topology(table)
+    topology = parse_lscpu(table)
     assert where(topology) == [((0,), 0, 0), ((2,), 1, 0)]
 
 
