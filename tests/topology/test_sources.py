@@ -1,18 +1,17 @@
-"""Topologies of drawn and of real machines from each source, and what other programs say of the same machines."""
+"""Topologies of real machines from each source, and what other programs say of the same machines."""
 
 import contextlib
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from layouts import FOLDER, LAYOUTS, Shape, draw_places, format_mask, machine_of, unpack
+from layouts import FOLDER, LAYOUTS, Shape, format_mask, machine_of, unpack
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, NumaNode, Topology, assemble, sysfs
@@ -24,111 +23,47 @@ from cpudist.topology.machine import BFLOAT16, Machine, features, this_machine, 
 COPIES = [name for name in LAYOUTS if name.endswith(".tar.xz")]
 
 
-@dataclass(frozen=True)
-class Described:
-    """CPUs that are online, one that is not, and NUMA nodes with their memory, of which one may have no CPU."""
+def as_xml(topology: Topology, names_nodes: bool) -> str:
+    """Return what `lstopo --of xml` writes of a machine, in one level, with a CPU 999 that is offline."""
 
-    cpus: tuple[Cpu, ...]
-    offline: int
-    nodes: tuple[NumaNode, ...]
+    def item(kind: str, number: int, cpus: Iterable[int], **more: object) -> str:
+        given = {"type": kind, "os_index": number, "cpuset": format_mask(cpus), **more}
+        return f"<object {' '.join(f'{name}={quoteattr(str(value))}' for name, value in given.items())}/>"
 
-    @property
-    def topology(self) -> Topology:
-        """Return the machine that is described."""
-        return assemble(self.cpus, self.nodes)
+    def parts(kind: str, part: str) -> Iterator[str]:
+        for number in {getattr(core, part) for core in topology.cores}:
+            cores = [core for core in topology.cores if getattr(core, part) == number]
+            yield item(kind, number, (cpu for core in cores for cpu in core.cpus))
 
-    def sharing(self, part: str) -> Iterator[tuple[int, frozenset[int]]]:
-        """Yield each CPU with the CPUs that share its core, socket, NUMA node or L3 cache."""
-        for cpu in self.cpus:
-            yield cpu.number, frozenset(one.number for one in self.cpus if getattr(one, part) == getattr(cpu, part))
-
-
-@st.composite
-def described(draw: st.DrawFn) -> Described:
-    places = draw_places(draw, 2, 2, 2, 2)
-    numbers = draw(st.permutations(range(1, len(places) + 1)))
-    cpus = tuple(
-        Cpu(number, (socket, node, cache, core), socket, 2 * socket + node, (socket, node, cache))
-        for number, (socket, node, cache, core) in zip(numbers, places, strict=True)
-    )
-    nodes = {*(cpu.numa_node for cpu in cpus), *draw(st.sets(st.just(5)))}
-    return Described(cpus, 0, tuple(NumaNode(node, draw(st.integers(1, 2**31)) * 1024) for node in sorted(nodes)))
-
-
-def write_sysfs(machine: Described, folder: Path, *, lists_online: bool, old_names: bool) -> None:
-    """Write the files of a machine as the kernel has them."""
-
-    def write(name: str, text: object) -> None:
-        path = folder / "sys/devices/system" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-
-    def mask(cpus: Iterable[int]) -> str:
-        return f"00000000,{sum(1 << cpu for cpu in cpus):08x}"
-
-    if lists_online:
-        write("cpu/online", format_list(cpu.number for cpu in machine.cpus))
-    write(f"cpu/cpu{machine.offline}/online", 0)
-    write(f"cpu/cpu{machine.offline}/topology/core_cpus", mask([machine.offline]))
-    write("cpu/cpufreq/boost", 1)
-    for number, cpus in machine.sharing("core"):
-        write(f"cpu/cpu{number}/topology/{'thread_siblings' if old_names else 'core_cpus'}", mask(cpus))
-    for number, cpus in machine.sharing("l3"):
-        write(f"cpu/cpu{number}/cache/index2/level", 2)
-        write(f"cpu/cpu{number}/cache/index2/shared_cpu_map", mask([number]))
-        write(f"cpu/cpu{number}/cache/index3/level", 3)
-        write(f"cpu/cpu{number}/cache/index3/shared_cpu_map", mask(cpus))
-        write(f"cpu/cpu{number}/cache/uevent", "")
-    for cpu in machine.cpus:
-        write(f"cpu/cpu{cpu.number}/topology/physical_package_id", cpu.socket)
-    for node in machine.nodes:
-        near = [cpu.number for cpu in machine.cpus if cpu.numa_node == node.number]
-        write(f"node/node{node.number}/cpumap", mask(near))
-        memory = f"Node {node.number} MemTotal: {node.memory // 1024} kB\nNode {node.number} MemFree: 1 kB"
-        write(f"node/node{node.number}/meminfo", memory)
-
-
-def as_xml(machine: Described, names_nodes: bool) -> str:
-    """Return what `lstopo --of xml` writes of a machine, in one level."""
-
-    def item(kind: str, **attributes: object) -> str:
-        given = " ".join(f"{name}={quoteattr(str(value))}" for name, value in attributes.items())
-        return f'<object type="{kind}" {given}/>'
-
-    everything = [*(cpu.number for cpu in machine.cpus), machine.offline]
-    allowed = format_mask(cpu.number for cpu in machine.cpus[:1])
-    online = format_mask(cpu.number for cpu in machine.cpus)
-    lines = [item("Machine", cpuset=online, allowed_cpuset=allowed, complete_cpuset=format_mask(everything))]
-    for node in machine.nodes:
-        near = format_mask(cpu.number for cpu in machine.cpus if cpu.numa_node == node.number)
-        lines.append(item("NUMANode", os_index=node.number, cpuset=near, local_memory=node.memory))
-    for kind, part in (("Package", "socket"), ("L3Cache", "l3"), ("Core", "core")):
-        index = {cpu.number: cpu.socket if kind == "Package" else cpu.number for cpu in machine.cpus}
-        lines += [item(kind, os_index=index[cpu], cpuset=format_mask(cpus)) for cpu, cpus in machine.sharing(part)]
-    for cpu in machine.cpus:
-        nodeset = {"complete_nodeset": format_mask([cpu.numa_node])} if names_nodes else {}
-        lines.append(item("PU", os_index=cpu.number, cpuset=format_mask([cpu.number]), **nodeset))
-    lines.append(item("PU", os_index=machine.offline, cpuset=format_mask([machine.offline])))
+    first = min(topology.cpus)
+    lines = [item("Machine", 0, topology.cpus, allowed_cpuset=format_mask([first]))]
+    lines += [*parts("Package", "socket"), *parts("L3Cache", "l3"), *parts("Core", "cpus"), item("PU", 999, [999])]
+    for node in topology.numa_nodes:
+        near = [cpu for core in topology.cores if core.numa_node == node.number for cpu in core.cpus]
+        memory = {} if node.memory is None else {"local_memory": node.memory}
+        lines.append(item("NUMANode", node.number, near, **memory))
+        nodeset = {"complete_nodeset": format_mask([node.number])} if names_nodes else {}
+        lines += [item("PU", cpu, [cpu], **nodeset) for cpu in near]
     return f'<topology version="2.0">{"".join(lines)}</topology>'
 
 
-def as_table(machine: Described) -> str:
-    """Return what `lscpu -p` writes of a machine, which has no memory there."""
-    keys = {part: [getattr(cpu, part) for cpu in machine.cpus] for part in ("core", "l3")}
+def as_table(topology: Topology) -> str:
+    """Return what `lscpu -p` writes of a machine."""
     lines = ["# The following is the parsable format.", "# CPU,Core,Socket,Node,,L1d,L1i,L2,L3"]
-    for cpu in machine.cpus:
-        core, l3 = (keys[part].index(getattr(cpu, part)) for part in ("core", "l3"))
-        lines.append(f"{cpu.number},{core},{cpu.socket},{cpu.numa_node},,{core},{core},{core},{l3}")
+    for number, core in enumerate(topology.cores):
+        place = f"{number},{core.socket},{core.numa_node},,{number},{number},{number},{core.l3}"
+        lines += [f"{cpu},{place}" for cpu in core.cpus]
     return "\n".join(lines)
 
 
-@given(machine=described(), lists_online=st.booleans(), old_names=st.booleans(), names_nodes=st.booleans())
-def test_each_source(machine: Described, lists_online: bool, old_names: bool, names_nodes: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write_sysfs(machine, Path(folder), lists_online=lists_online, old_names=old_names)
-        assert sysfs.read_topology(Files(Path(folder))) == machine.topology
-    assert parse_hwloc(as_xml(machine, names_nodes)) == (machine.topology, {machine.cpus[0].number})
-    assert parse_lscpu(as_table(machine)) == assemble(machine.cpus)
+@pytest.mark.parametrize("name", COPIES)
+def test_hwlocs_xml_and_lscpus_table_describe_the_machine_of_a_copy(name: str) -> None:
+    topology = machine_of(name).topology
+    for names_nodes in {True, len(topology.cpus) > 16}:
+        assert parse_hwloc(as_xml(topology, names_nodes)) == (topology, {min(topology.cpus)})
+    with_cores = {core.numa_node for core in topology.cores}
+    nodes = tuple(NumaNode(node.number) for node in topology.numa_nodes if node.number in with_cores)
+    assert parse_lscpu(as_table(topology)) == replace(topology, numa_nodes=nodes)
 
 
 def test_a_machine_that_says_little_is_one_socket_one_node_and_one_l3_group(tmp_path: Path) -> None:
