@@ -29,16 +29,11 @@ _SCRATCH = "compiling-"
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler.
+    """A C++ compiler."""
 
-    Attributes:
-        command: an optional wrapper such as ccache, the program, and its options.
-        label: the name of its folder in the cache, made from its name and options.
-        openmp: options for OpenMP with torch's thread pool (libgomp); empty for clang, whose runtime has another pool.
-    """
-
-    command: tuple[str, ...]
-    label: str
+    command: tuple[str, ...]  # an optional wrapper such as ccache, the program, and its options
+    label: str  # the name of its folder in the cache, made from its name and options
+    # Options for OpenMP with torch's thread pool (libgomp); empty for clang, whose runtime has another pool.
     openmp: tuple[str, ...] = ("-fopenmp",)
 
     def torch_options(self, source: Path) -> list[str]:
@@ -57,21 +52,13 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library to compile.
+    """A shared library to compile."""
 
-    Attributes:
-        file: the name of its file.
-        what: its description in messages.
-        duration: how long its compilation takes, for messages.
-        key: the name of its folder in the cache, made from all inputs except the compiler.
-        command: returns the command with which a compiler makes the file.
-    """
-
-    file: str
-    what: str
-    duration: str
-    key: str
-    command: Callable[[Compiler, Path], list[str]]
+    file: str  # the name of its file
+    what: str  # its description in messages
+    duration: str  # how long its compilation takes, for messages
+    key: str  # the name of its folder in the cache, made from all inputs except the compiler
+    command: Callable[[Compiler, Path], list[str]]  # returns the command with which a compiler makes the file
 
 
 def find_compiler() -> Compiler | None:

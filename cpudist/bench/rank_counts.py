@@ -29,20 +29,13 @@ class StepsTimedOut(UserError):
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one number of ranks.
-
-    Attributes:
-        threads: number of threads of each rank.
-        batches: batches per second of all ranks together.
-        memory: memory of the largest rank in bytes.
-        record: the run record of rank 0.
-    """
+    """Figures of one number of ranks."""
 
     ranks: int
-    threads: int
-    batches: float
-    memory: int
-    record: Mapping[str, Any]
+    threads: int  # number of threads of each rank
+    batches: float  # batches per second of all ranks together
+    memory: int  # memory of the largest rank in bytes
+    record: Mapping[str, Any]  # the run record of rank 0
 
 
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:

@@ -30,18 +30,13 @@ _NOT_RECORDED = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI sets these itself
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of the candidates for one operation.
-
-    Attributes:
-        pairs: candidates whose ratio is reported, the numerator first.
-        size: bytes of a rank's tensor, or of the larger one of two tensors; None for a training step.
-    """
+    """Times of the candidates for one operation."""
 
     operation: str
     dtype: str
     timings: dict[str, Timings]
-    pairs: tuple[tuple[str, str], ...]
-    size: int | None = None
+    pairs: tuple[tuple[str, str], ...]  # candidates whose ratio is reported, the numerator first
+    size: int | None = None  # bytes of a rank's tensor, or of the larger one of two tensors; None for a training step
 
     @property
     def ratios(self) -> dict[tuple[str, str], Timings]:

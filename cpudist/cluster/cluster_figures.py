@@ -12,32 +12,19 @@ _FILE = "network.json"  # in the user's cache folder
 
 @dataclass(frozen=True)
 class HostFigures:
-    """Figures of one host.
-
-    Attributes:
-        versions: versions of Python, torch and cpudist.
-        cores: number of cores on which the rank computes.
-        flops: floating-point operations per second in a matrix product, by number format.
-        copied: bytes per second that a memory copy reads and writes.
-        quota: CPU quota of its container, in CPUs; None without a limit.
-        load: load average of the last minute, per CPU.
-        clock: clock of a CPU in Hz; None where the kernel does not report it.
-        memory: free bytes.
-        shared_memory: free bytes of /dev/shm.
-        shares_folder: whether it shares rank 0's working folder.
-    """
+    """Figures of one host."""
 
     name: str
-    versions: Mapping[str, str]
-    cores: int
-    flops: Mapping[str, float]
-    copied: float
-    quota: float | None
-    load: float
-    clock: float | None
-    memory: int
-    shared_memory: int
-    shares_folder: bool
+    versions: Mapping[str, str]  # versions of Python, torch and cpudist
+    cores: int  # number of cores on which the rank computes
+    flops: Mapping[str, float]  # floating-point operations per second in a matrix product, by number format
+    copied: float  # bytes per second that a memory copy reads and writes
+    quota: float | None  # CPU quota of its container, in CPUs; None without a limit
+    load: float  # load average of the last minute, per CPU
+    clock: float | None  # clock of a CPU in Hz; None where the kernel does not report it
+    memory: int  # free bytes
+    shared_memory: int  # free bytes of /dev/shm
+    shares_folder: bool  # whether it shares rank 0's working folder
 
     def best(self, again: HostFigures) -> HostFigures:
         """Return the best speeds of two measurements, because other programs may disturb either of them."""
@@ -57,21 +44,13 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """Figures of all hosts of a job.
+    """Figures of all hosts of a job."""
 
-    Attributes:
-        hosts: in the order of their first ranks.
-        links: between all pairs of hosts, in both directions.
-        allreduces: seconds of an allreduce over all ranks, by its size in bytes.
-        loss: last loss of a small training on all ranks, and of the same training in one process.
-        backend: backend and transport, such as "ccl over mpi".
-    """
-
-    hosts: list[HostFigures]
-    links: list[LinkFigures]
-    allreduces: dict[int, float]
-    loss: tuple[float, float]
-    backend: str
+    hosts: list[HostFigures]  # in the order of their first ranks
+    links: list[LinkFigures]  # between all pairs of hosts, in both directions
+    allreduces: dict[int, float]  # seconds of an allreduce over all ranks, by its size in bytes
+    loss: tuple[float, float]  # last loss of a small training on all ranks, and of the same training in one process
+    backend: str  # backend and transport, such as "ccl over mpi"
 
     @property
     def bandwidth(self) -> float | None:

@@ -38,17 +38,11 @@ _ALLOCATORS = {"libtcmalloc": "tcmalloc", "libjemalloc": "jemalloc", "libmimallo
 
 @dataclass(frozen=True)
 class Loaded:
-    """The mapped libraries of a process with torch, its companions and the ccl backend.
+    """The mapped libraries of a process with torch, its companions and the ccl backend."""
 
-    Attributes:
-        maps: the text of its /proc/self/maps; empty if torch cannot be imported.
-        torch_error: why torch, or a package made for it, cannot be imported; empty if it can.
-        ccl_error: why the compiled ccl backend cannot be loaded; empty if it can, or there is none.
-    """
-
-    maps: str = ""
-    torch_error: str = ""
-    ccl_error: str = ""
+    maps: str = ""  # the text of its /proc/self/maps; empty if torch cannot be imported
+    torch_error: str = ""  # why torch, or a package made for it, cannot be imported; empty if it can
+    ccl_error: str = ""  # why the compiled ccl backend cannot be loaded; empty if it can, or there is none
 
 
 @cache

@@ -46,26 +46,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank, or a whole node, has failed.
+    """How a rank, or a whole node, has failed."""
 
-    Attributes:
-        who: the rank or node that failed, such as "rank 1 on node0".
-        said: the rest of a sentence that begins with `who`, and the traceback, if there is one.
-        at: time of this machine's monotonic clock, in seconds.
-        how: whether it "raised" an exception, was "killed" by a signal, or "ended" with neither, as a rank does after
-            the failure of another one.
-        error: the exception, pickled; None where there was none or it cannot be pickled.
-        mistake: whether it was a `UserError`, after which a restart is useless.
-        stopped: whether a user has interrupted the job.
-    """
-
-    who: str
-    said: str
-    at: float
+    who: str  # the rank or node that failed, such as "rank 1 on node0"
+    said: str  # the rest of a sentence that begins with `who`, and the traceback, if there is one
+    at: float  # time of this machine's monotonic clock, in seconds
+    # Whether it "raised" an exception, was "killed" by a signal, or "ended" with neither, as a rank does after the
+    # failure of another one.
     how: Literal["raised", "killed", "ended"] = "raised"
-    error: bytes | None = None
-    mistake: bool = False
-    stopped: bool = False
+    error: bytes | None = None  # the exception, pickled; None where there was none or it cannot be pickled
+    mistake: bool = False  # whether it was a `UserError`, after which a restart is useless
+    stopped: bool = False  # whether a user has interrupted the job
 
     @classmethod
     def of(cls, rank: int, error: BaseException, trace: str, waited_for: Sequence[str] = ()) -> Failure:

@@ -25,30 +25,22 @@ _ROLE = "default"  # torchelastic's default name of a role
 
 @dataclass(frozen=True)
 class Settings:
-    """One launch on this node. Fields that are not explained here are arguments of `notebook_launcher`.
+    """One launch on this node. Fields that are not explained here are arguments of `notebook_launcher`."""
 
-    Attributes:
-        compared: values that must be the same on all nodes: name -> (text for errors, digest). Empty on one node.
-        num_processes: number of ranks on each node.
-        master_port: 0 for any free port.
-        options: options of the ranks' job.
-        template: prefix of each line of all ranks' output; None: show only rank 0's output, without a prefix.
-        job: name of the job, which all nodes' cells share (`rdzv_id`).
-        token: secret that clients of the store must have; empty where the user has set none.
-    """
-
+    # Values that must be the same on all nodes: name -> (text for errors, digest). Empty on one node.
     compared: Mapping[str, tuple[str, str]]
-    num_processes: int
+    num_processes: int  # number of ranks on each node
     num_nodes: int
     node_rank: int
     master_addr: str
-    master_port: int
-    options: JobOptions
+    master_port: int  # 0 for any free port
+    options: JobOptions  # options of the ranks' job
     mixed_precision: str
     max_restarts: int
+    # Prefix of each line of all ranks' output; None: show only rank 0's output, without a prefix.
     template: string.Template | None
-    job: str
-    token: str
+    job: str  # name of the job, which all nodes' cells share (`rdzv_id`)
+    token: str  # secret that clients of the store must have; empty where the user has set none
 
     def placement(self, local_rank: int) -> Placement:
         return Placement(

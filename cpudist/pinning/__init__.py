@@ -30,15 +30,10 @@ __all__ = ["Pinning", "decide", "pin", "preload_allocator"]
 
 @dataclass(frozen=True)
 class Pinning:
-    """CPUs and threads assigned to this rank.
+    """CPUs and threads assigned to this rank."""
 
-    Attributes:
-        plan: its cores and threads.
-        bound: whether to set this process's mask to the plan's; in the result of `bind`, whether it was set.
-    """
-
-    plan: RankPlan
-    bound: bool
+    plan: RankPlan  # its cores and threads
+    bound: bool  # whether to set this process's mask to the plan's; in the result of `bind`, whether it was set
 
     def bind(self, changes: Changes) -> Pinning:
         """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""

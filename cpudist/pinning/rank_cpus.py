@@ -12,14 +12,11 @@ from cpudist.topology.pinning_plan import Plan, PlanOptions, RankPlan, make_plan
 
 @dataclass(frozen=True)
 class Starter:
-    """The process that started this node's ranks: torchrun's agent, Hydra's proxy, slurmstepd.
+    """The process that started this node's ranks: torchrun's agent, Hydra's proxy, slurmstepd."""
 
-    Attributes:
-        cpus: its affinity mask. A rank with a smaller mask was pinned by its launcher; other ranks share this mask.
-        variables: its initial environment; None if it cannot be read, for example in another user's process.
-    """
-
+    # Its affinity mask. A rank with a smaller mask was pinned by its launcher; other ranks share this mask.
     cpus: frozenset[int]
+    # Its initial environment; None if it cannot be read, for example in another user's process.
     variables: dict[str, str] | None
 
 
@@ -42,15 +39,10 @@ def starter_of(rank_variable: str | None) -> Starter:
 
 @dataclass(frozen=True)
 class Share:
-    """The plan of this rank.
+    """The plan of this rank."""
 
-    Attributes:
-        plan: its cores and threads; its `rank` is the local one.
-        bind: whether to narrow the rank's mask to the plan.
-    """
-
-    plan: RankPlan
-    bind: bool
+    plan: RankPlan  # its cores and threads; its `rank` is the local one
+    bind: bool  # whether to narrow the rank's mask to the plan
     hint: str = ""
 
 

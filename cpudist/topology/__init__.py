@@ -19,17 +19,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Core:
-    """One physical core.
+    """One physical core."""
 
-    Attributes:
-        cpus: its hardware threads, ascending; more than one with SMT.
-        l3: number of its L3 group, counted from 0 over the machine. The cores of a group share the last-level cache and
-            the NUMA node; a cache that spans several nodes is several groups.
-    """
-
-    cpus: tuple[int, ...]
+    cpus: tuple[int, ...]  # its hardware threads, ascending; more than one with SMT
     socket: int
     numa_node: int
+    # Number of its L3 group, counted from 0 over the machine. The cores of a group share the last-level cache and the
+    # NUMA node; a cache that spans several nodes is several groups.
     l3: int
 
 

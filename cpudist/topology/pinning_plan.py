@@ -33,29 +33,19 @@ BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The user's options for a plan.
+    """The user's options for a plan."""
 
-    Attributes:
-        ranks: number of ranks, or the part of the machine that gets one rank each.
-        omp_threads: number of threads that the user has set for each rank; the plan keeps it.
-        threads_variable: environment variable that sets `omp_threads`.
-    """
-
-    ranks: int | Part = "numa"
-    omp_threads: int | None = None
-    threads_variable: str = THREADS
+    ranks: int | Part = "numa"  # number of ranks, or the part of the machine that gets one rank each
+    omp_threads: int | None = None  # number of threads that the user has set for each rank; the plan keeps it
+    threads_variable: str = THREADS  # environment variable that sets `omp_threads`
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank's share of the node. All CPUs are the operating system's numbers.
+    """One rank's share of the node. All CPUs are the operating system's numbers."""
 
-    Attributes:
-        rank: its number on this node.
-        cpus: CPUs on which it computes, one for each OpenMP thread unless the user has set the number of threads.
-    """
-
-    rank: int
+    rank: int  # its number on this node
+    # CPUs on which it computes, one for each OpenMP thread unless the user has set the number of threads.
     cpus: tuple[int, ...]
     omp_threads: int
     numa_nodes: tuple[int, ...] = ()
@@ -63,16 +53,13 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The ranks of one node, in the order of their local ranks.
-
-    Attributes:
-        idle_cpus: usable CPUs that the plan leaves idle, such as second hardware threads or cores beyond a quota.
-        pinned: whether ranks are bound to their CPUs. Ranks are not bound under a CPU quota smaller than all CPUs: the
-            quota limits time, not CPUs, and other containers may use the same CPUs.
-    """
+    """The ranks of one node, in the order of their local ranks."""
 
     ranks: tuple[RankPlan, ...]
+    # Usable CPUs that the plan leaves idle, such as second hardware threads or cores beyond a quota.
     idle_cpus: tuple[int, ...] = ()
+    # Whether ranks are bound to their CPUs. Ranks are not bound under a CPU quota smaller than all CPUs: the quota
+    # limits time, not CPUs, and other containers may use the same CPUs.
     pinned: bool = True
     warnings: tuple[str, ...] = ()
 

@@ -84,7 +84,7 @@ def test_a_cell_waits_in_time_while_only_the_last_launch_is_there(clock: Clock) 
     last = Connection(Address(("127.0.0.1",), store.port, b"", 5, "job/nodes"), 5)
     last.set({"left/1": b"1"})
     last.add("arrived/1", 1)
-    settings = Settings({}, 1, 2, 1, "127.0.0.1", store.port, JobOptions(timeout=60), "no", 0, None, "job", "", 0)
+    settings = Settings({}, 1, 2, 1, "127.0.0.1", store.port, JobOptions(timeout=60), "no", 0, None, "job", "")
     with pytest.raises(StartupTimeout, match="no cell with node_rank=0 was found"):
         Nodes(settings)
     assert 1060 <= clock.now <= 1061
