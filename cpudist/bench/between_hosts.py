@@ -4,12 +4,10 @@ Each candidate trains its own BERT with 4 x 128 tokens per rank. `cpudist.wrap` 
 used directly.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +18,7 @@ from cpudist.bench.report import Comparison
 from cpudist.bench.timing import CCL, GLOO, Candidate, Turns, both_groups, take_turns, timed, together
 from cpudist.errors import UserError
 from cpudist.optimization import precision
-
-if TYPE_CHECKING:
-    from cpudist.world import World
+from cpudist.world import World
 
 ALONE = "no communication"
 # name -> (process group, compression of gradients)

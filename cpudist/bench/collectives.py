@@ -3,12 +3,9 @@
 The groups are called through `torch.distributed`, as a script does. Buffers change between calls, as gradients do.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,9 +14,7 @@ from cpudist.bench.report import Comparison
 from cpudist.bench.timing import GLOO, Candidate, Turns, both_groups, in_turn, take_turns, timed, together
 from cpudist.console import size as size_cell
 from cpudist.optimization import precision
-
-if TYPE_CHECKING:
-    from cpudist.world import World
+from cpudist.world import World
 
 _KB, _MB = 1 << 10, 1 << 20
 _ALLREDUCE_SIZES = {

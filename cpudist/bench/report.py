@@ -1,7 +1,5 @@
 """The results of a benchmark: their tables, the description of the machine, and the JSON file with both."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -10,17 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cpudist.bench.timing import Timings, ratio
 from cpudist.console import aligned, number_of, size
+from cpudist.job import Job
 from cpudist.topology.machine import allowed_cpus, cpu_model
 from cpudist.version import __version__
-
-if TYPE_CHECKING:
-    from cpudist.job import Job
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 # Prefixes of variables that change the speed of ranks. The report has those that are set.

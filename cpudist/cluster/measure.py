@@ -1,7 +1,5 @@
 """Measure a cluster on all ranks of a running job; every rank calls `measure`."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform
@@ -11,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
@@ -23,11 +21,9 @@ from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFig
 from cpudist.cluster.judgement import is_starved, slow_and_late, slow_hosts
 from cpudist.cluster.links import measure_links, pairs_in_rounds
 from cpudist.console import number_of, say
+from cpudist.job import Job
 from cpudist.topology.machine import allowed_cpus, clock_of, cpu_quota
 from cpudist.version import __version__
-
-if TYPE_CHECKING:
-    from cpudist.job import Job
 
 _MATRIX = 1024  # rows and columns
 _COPIED_BYTES = 1 << 27  # more than caches hold

@@ -3,10 +3,8 @@
 The ranks always publish these figures; rank 0 reads them at each request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,9 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.observability.observers import ObservedJob, Observer
-
-if TYPE_CHECKING:
-    from cpudist.observability.record import RunRecord
+from cpudist.observability.record import RunRecord
 
 _OF_RANKS = {  # metrics of each rank, by field of `Pace`
     "steps": (CounterMetricFamily, "steps", "Optimizer steps."),

@@ -10,7 +10,6 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 _TCMALLOC = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
 # Its value is the process id, which execve keeps. Child processes have other ids, so they ignore it.
@@ -26,7 +25,10 @@ def preload_allocator() -> None:
     Call it before anything is read from standard input.
     """
     if os.environ.get(_DONE) != str(os.getpid()) and (library := wanted_allocator(os.environ)):
-        _start_again(library)
+        variables = {**os.environ, "LD_PRELOAD": str(library), _DONE: str(os.getpid())}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
 
 
 def wanted_allocator(variables: Mapping[str, str]) -> Path | None:
@@ -42,10 +44,3 @@ def wanted_allocator(variables: Mapping[str, str]) -> Path | None:
 def allocator_decided(variables: Mapping[str, str]) -> str | None:
     """Return the environment variable with which the user has chosen an allocator; None if there is none."""
     return next((name for name in variables if name in _DECIDED or name.startswith(_DECIDED_PREFIX)), None)
-
-
-def _start_again(library: Path) -> NoReturn:
-    variables = {**os.environ, "LD_PRELOAD": str(library), _DONE: str(os.getpid())}
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
