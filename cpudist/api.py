@@ -130,8 +130,8 @@ def shutdown() -> None:
         'gloo'
     """
     running = current()
-    if running is not None and not running.owned_by_cli:
-        running.shutdown()
+    if running is not None:
+        running.end_of_script()
 
 
 def wrap(

@@ -1,5 +1,6 @@
 """Format amounts, print lines that begin with `cpudist: ` on standard error, and end this process at once."""
 
+import _thread
 import contextlib
 import io
 import itertools
@@ -26,12 +27,20 @@ after_last_line: set[Callable[[], object]] = set()
 def say(line: str, program: str = "cpudist") -> None:
     """Write `program` and one line in a single call, so that the lines of several ranks do not mix.
 
-    A standard error that is closed or full is ignored. A bar of tqdm, whose line has no end yet, keeps its line.
+    A standard error that is closed or full is ignored. A bar of tqdm, whose line has no end yet, keeps its line. Only
+    the main thread waits for longer than two seconds, such as for a terminal that is paused.
     """
-    bars = getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ())
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(("\n" if bars else "") + f"{program}: {line}\n")
-        sys.stderr.flush()
+
+    def write() -> None:
+        bars = getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ())
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(("\n" if bars else "") + f"{program}: {line}\n")
+            sys.stderr.flush()
+
+    if threading.get_ident() == threading.main_thread().ident:
+        write()
+    else:
+        in_time(write)
 
 
 def show_lines_at_once() -> None:
@@ -128,7 +137,7 @@ def flush_output(line: str = "") -> None:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
 
-    _in_time(write)  # another thread may hold the stream's lock, blocked in a write of its own
+    in_time(write)  # another thread may hold the stream's lock, blocked in a write of its own
 
 
 def end_now(status: int, line: str = "") -> NoReturn:
@@ -136,14 +145,22 @@ def end_now(status: int, line: str = "") -> NoReturn:
     try:
         flush_output(line)
         for report in after_last_line if line else ():
-            _in_time(report)
+            in_time(report)
     finally:
         os._exit(status)
 
 
-def _in_time(function: Callable[[], object]) -> None:
-    """Call `function`, and wait for two seconds at most."""
-    caller = threading.Thread(target=function, daemon=True)
+def in_time(function: Callable[[], object], seconds: float = _FLUSH_SECONDS) -> None:
+    """Call `function` in another thread, and wait for its end, but not longer than `seconds`."""
+    ended = _thread.allocate_lock()
+    ended.acquire()
+
+    def call() -> None:
+        try:
+            function()
+        finally:
+            ended.release()
+
     with contextlib.suppress(RuntimeError):  # no thread can be started
-        caller.start()
-        caller.join(_FLUSH_SECONDS)
+        _thread.start_new_thread(call, ())  # threading.Thread takes locks that a stuck thread may hold
+        ended.acquire(timeout=seconds)

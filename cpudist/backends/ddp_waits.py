@@ -1,50 +1,54 @@
 """Measure this rank's waits for DDP's sums: they are waits for futures, which process groups do not count.
 
-DDP records when a backward pass has computed its last gradient, and when the last sum is complete.
+DDP waits in a callback at the end of the backward pass; a callback before it and one after it take the times. DDP has
+these times as well, but behind a lock that the backward pass holds while it waits for the slowest rank.
 """
 
-import threading
-from weakref import WeakKeyDictionary, WeakSet
+import time
+from typing import Any
 
+import torch
 from torch import nn
+from torch.autograd import Variable
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
+
+from cpudist.changes import Changes
 
 
 class DdpWaits:
-    """Communication waits of the watched models."""
+    """Communication waits of all models that DDP wraps until `changes` are undone."""
 
-    def __init__(self) -> None:
-        self._ends: WeakKeyDictionary[DistributedDataParallel, float] = WeakKeyDictionary()  # end of the last wait
-        self._new = WeakSet[DistributedDataParallel]()  # models to watch; some may still be in their constructor
-        self._seconds: float | None = None
-        self._lock = threading.Lock()
-
-    def watch_all(self) -> RemovableHandle:
-        """Watch all models that DDP wraps until the returned handle is removed."""
-
-        def note(wrapper: nn.Module, name: str, _module: nn.Module | None) -> None:
-            if isinstance(wrapper, DistributedDataParallel) and name == "module":
-                self._new.add(wrapper)
-
-        return register_module_module_registration_hook(note)
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        # The seconds of the waits that are over, and when the present one has begun: None, none is under way. Replaced
+        # as a whole, since other threads read it.
+        self._waited: tuple[float, float | None] | None = None
+        changes.then(register_module_module_registration_hook(self._watch).remove)
 
     def seconds(self) -> float | None:
-        """Return the seconds so far; None if no model has been watched.
+        """Return the seconds so far, in any thread and at once; None if DDP has wrapped no model."""
+        if (waited := self._waited) is None:
+            return None
+        seconds, since = waited
+        return seconds if since is None else seconds + time.perf_counter() - since
 
-        Of several backward passes between two calls only the last counts. Thread-safe.
-        """
-        with self._lock:
-            for model in [model for model in self._new if getattr(model, "logger", None) is not None]:
-                self._new.discard(model)
-                model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]  # default: 100
-                self._ends[model], self._seconds = 0.0, self._seconds or 0.0
-            for model, before in list(self._ends.items()):
-                times = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-                end = times.get("backward_comm_time_end", 0)
-                if end != before and self._seconds is not None:
-                    self._ends[model] = end
-                    waited = times["backward_comm_time"] - times["backward_compute_comm_overlap_time"]
-                    self._seconds += max(waited, 0) * 1e-9
-            return self._seconds
+    def _watch(self, wrapper: nn.Module, name: str, module: nn.Module | None) -> None:
+        if not isinstance(wrapper, DistributedDataParallel) or name != "module" or module is None:
+            return
+        queue: Any = Variable._execution_engine.queue_callback
+
+        def in_backward(_: torch.Tensor) -> None:
+            queue(before)
+
+        def before() -> None:
+            self._waited = self.seconds() or 0.0, time.perf_counter()
+            queue(after)  # runs after DDP's, which is queued by now
+
+        def after() -> None:
+            self._waited = self.seconds() or 0.0, None
+
+        parameter = next((one for one in module.parameters() if one.requires_grad), None)
+        if parameter is not None:  # otherwise DDP refuses the model
+            self._waited = self._waited or (0.0, None)
+            self._changes.then(parameter.register_hook(in_backward).remove)  # type: ignore[no-untyped-call]

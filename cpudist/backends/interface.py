@@ -221,7 +221,10 @@ class Backend(ABC):
         return {}
 
     def communication_seconds(self) -> float | None:
-        """Return the seconds that this process has been blocked in communication; None: not measured."""
+        """Return the seconds that this process has been blocked in communication; None: not measured.
+
+        Any thread may call this at any time; it takes no lock that a blocked call holds.
+        """
         return None
 
     def communicated_bytes(self) -> int | None:

@@ -52,9 +52,8 @@ class ProcessGroupBackend(Backend):
         init_group(self.name, world, store, timeout)
 
     def change_libraries(self, changes: Changes) -> None:
-        if self.devices.type == "cpu":  # elsewhere DDP would synchronise the device to read its times
-            self._ddp_waits = DdpWaits()
-            changes.then(self._ddp_waits.watch_all().remove)
+        if self.devices.type == "cpu":  # elsewhere the sums are only queued when the callback returns
+            self._ddp_waits = DdpWaits(changes)
         # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)

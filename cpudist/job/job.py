@@ -156,6 +156,13 @@ class Job:
         self.finish(exit)
         _forget()
 
+    def end_of_script(self) -> None:
+        """Shut down as the script asks for it; under `cpudist-train` only note the line, for what others report."""
+        if self.owned_by_cli:
+            self._context.note_place()
+        else:
+            self.shutdown()
+
     def finish_before_end(self, wait: Callable[[], None]) -> None:
         """Call `wait` before this rank reports that it has finished; `wait` must return at once when called again."""
         self._context.unfinished.append(wait)

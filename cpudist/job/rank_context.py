@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from cpudist.changes import Changes
-from cpudist.console import is_interactive, say
+from cpudist.console import in_time, is_interactive, say
 from cpudist.errors import StartupTimeout
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.stack_server import StackServer
@@ -22,7 +22,7 @@ from cpudist.rendezvous import all_gather, connect, gather
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
-from cpudist.supervision.rank_status import RankStatus, published, status_of
+from cpudist.supervision.rank_status import Place, RankStatus, published, status_of, user_place
 from cpudist.supervision.rank_texts import last_seen, summary
 from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import elsewhere, gather_rank_info, name_of
@@ -85,6 +85,7 @@ class RankContext:
         self.unfinished: list[Callable[[], None]] = []
         self.watch: Watch | None = None
         self.stacks: StackServer | None = None
+        self._place: Place | None = None
         self._placement = launcher.placement()
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
         changes.then(self.rendezvous.close)
@@ -163,7 +164,7 @@ class RankContext:
         """Call `on_failure`. Another rank may fail while this one still starts: its record would then say "running"."""
         if threading.current_thread() is not threading.main_thread():
             self.started.wait(GRACE_SECONDS)
-        self.on_failure(status)
+        in_time(lambda: self.on_failure(status), GRACE_SECONDS)  # its file system may hang
 
     def _watch_the_others(self) -> None:
         if self.rendezvous.address is not None:
@@ -198,6 +199,11 @@ class RankContext:
             return
         self.changes.then(self.stacks.stop)
 
+    def note_place(self) -> None:
+        """Note the line of the user's code in the main thread; it is reported until the next one is known."""
+        self._place = user_place() or self._place
+
     def _status(self, *, at_end: bool) -> RankStatus:
         pace = None if self.pace is None else self.pace.read(at_end=at_end)
-        return status_of(self.world, self.backend, pace, at_end=at_end)
+        self.note_place()
+        return status_of(self.world, self.backend, pace, self._place, at_end=at_end)

@@ -1,6 +1,6 @@
 """Observe a job: its speed, its gradients, its stacks, and the rank that makes the others wait.
 
-- `observers.py`: calls all observers of a job; defines the part of a job that they may read.
+- `observers.py`: calls all observers of a job; defines the part of a job that they may read, and from which threads.
 - `record.py`: the run record, with `training_figures.py`, `gradient_times.py`.
 - `pace.py`: reads the figures of this rank; `stragglers.py`: finds the rank that makes the others wait.
 - `unsynchronized.py`: warns about ranks that train without gradient synchronisation.

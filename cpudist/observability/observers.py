@@ -3,6 +3,9 @@
     job.observers.add(Timeline(job, file, (10, 15)))
 
 The first exception of an observer is reported in one line. It ends that observer on this rank, and nothing else.
+
+The heartbeat's thread calls `beat` and `PaceMeter.read`. They and the methods of `ObservedBackend` take no lock, and
+call no object, that a thread of the script can hold (supervision/heartbeat.py).
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ class Observer:
         """Observe a step of an optimizer."""
 
     def beat(self, store: Connection) -> None:
-        """Observe at each heartbeat, in the heartbeat's thread and with its connection."""
+        """Observe at each heartbeat, in the heartbeat's thread and with its connection: without the script's locks."""
 
     def end(self) -> None:
         """Observe the end of the script on this rank, before it waits for the others."""

@@ -188,7 +188,8 @@ def read_pipe(pipe: int, wait: float) -> bytes:
 
 def _stacks() -> str:
     """Return the stacks of all threads but this one, the main thread's first."""
-    threads = {thread.ident: thread for thread in threading.enumerate() if thread is not threading.current_thread()}
+    threads = dict(threading._active)  # type: ignore[attr-defined]  # threading.enumerate takes a lock
+    threads.pop(threading.get_ident(), None)
     frames = {ident: frame for ident, frame in sys._current_frames().items() if ident in threads}
     main = threading.main_thread().ident
     lines = []

@@ -6,12 +6,13 @@ process that gives the launcher some time and then ends it. The process is a she
 system that is lost with the link.
 """
 
+import _thread
 import contextlib
 import ctypes
 import os
 import subprocess
 import sys
-import threading
+import time
 from collections import defaultdict
 from typing import NoReturn
 
@@ -72,10 +73,8 @@ def _kill_workers() -> None:
 
 
 def _abort_mpi(mpi: object, status: int) -> None:
-    # MPI_Abort may not return where the launcher cannot be reached.
-    end = threading.Timer(_ABORT_SECONDS, os._exit, [status])
-    end.daemon = True
-    end.start()
+    # MPI_Abort may not return where the launcher cannot be reached. No threading.Timer, which takes a lock.
+    _thread.start_new_thread(_exit_after, (_ABORT_SECONDS, status))
     end_launcher_after(LAUNCHER_SECONDS)
     # The reason is on screen by now. MPI's own lines, one for every rank that aborts, would hide it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -84,6 +83,11 @@ def _abort_mpi(mpi: object, status: int) -> None:
     handle = mpi._handleof(world)  # type: ignore[attr-defined]
     kind = ctypes.c_int if mpi._sizeof(world) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p  # type: ignore[attr-defined]
     ctypes.CDLL(mpi.__file__).MPI_Abort(kind(handle), status)  # type: ignore[attr-defined]
+
+
+def _exit_after(seconds: float, status: int) -> NoReturn:
+    time.sleep(seconds)
+    os._exit(status)
 
 
 def end_launcher_after(seconds: int, agent: int | None = None) -> None:

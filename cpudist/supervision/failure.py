@@ -20,7 +20,7 @@ from typing import NoReturn
 from cpudist.console import one_line, say
 from cpudist.errors import USER_ERROR, StartupTimeout, UserError
 from cpudist.supervision.abort import abort
-from cpudist.supervision.watch import GRACE_SECONDS, Watch
+from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import name_of
 
 INTERRUPTED = 130
@@ -116,6 +116,8 @@ def _report(error: BaseException, show: Show, who: str, alone: bool = False) -> 
     """Print an error; a `UserError` without the rank's name, unless only this rank has it (`alone`)."""
     if isinstance(error, UserError):
         say(f"{who}: {one_line(str(error))}" if alone else one_line(str(error)))
+    elif isinstance(error, RanksMissing):  # this rank is not the cause
+        say(f"{error}; ending the job")
     elif not isinstance(error, KeyboardInterrupt):
         if not isinstance(error, SystemExit):
             show(error)

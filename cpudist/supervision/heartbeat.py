@@ -3,6 +3,10 @@
 At each heartbeat the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
 `--checkpoint-on-signal` polls for a signal (training/interruption.py), and observers are called. The thread learns of
 failures at once.
+
+What this thread calls takes no lock, and calls no object, that a thread of the script can hold: it reads numbers that
+the script's thread has stored. Otherwise a rank that waits for a late one could not report it, nor learn of a failure.
+Output and files may block, so `console.say` and `console.in_time` limit the wait for them.
 """
 
 import threading

@@ -14,7 +14,7 @@ LINES = 3  # Most sentences of each kind, so that a report about 1 000 ranks sta
 def summary(place: RankStatus) -> str:
     """Return a rank's activity as text, such as: in all_reduce #812 (16 MB, train.py:88) for 7.1 s."""
     if place.at_end:
-        return "at the end of its script"
+        return last_seen(place)
     if place.under_way:
         call = place.under_way[0]
         return f"in {describe(call, place.line)} for {call.seconds:.1f} s"
@@ -58,7 +58,7 @@ def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], h
 def last_seen(place: RankStatus) -> str:
     """Return where a rank was, as words that follow "it was"."""
     if place.at_end:
-        return "at the end of its script"
+        return "at the end of its script" + (f", last in {place.line}" if place.line else "")
     text = f"last in {place.line}" if place.line else "last seen in no line of Python"
     if place.under_way:
         text += f", with {describe(place.under_way[0])} under way"

@@ -146,9 +146,10 @@ class Stall:
 
 def _arm(seconds: float) -> None:
     global _armed
-    with _timer:
+    if _timer.acquire(blocking=False):  # otherwise the main thread forks, for how long ever; the next beat arms it
         _armed = True
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the script may have replaced sys.stderr
+        _timer.release()
 
 
 def _disarm() -> None:

@@ -1,13 +1,17 @@
 """How ranks of a job without a launcher end each other, and what they say of it."""
 
+import contextlib
+import gc
 import json
 import os
 import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,10 +21,14 @@ import torch
 import torch.distributed as dist
 from ranks import begin, fork_ranks
 
+import cpudist
 from cpudist.console import end_now
 from cpudist.errors import UserError
-from cpudist.job import fail
+from cpudist.job import Job, fail
+from cpudist.observability import rank_answers
+from cpudist.observability.stack_server import StackAddress
 from cpudist.processes import read
+from cpudist.store import Connection
 from cpudist.supervision import long_waits, watch
 from cpudist.waiting import poll
 
@@ -176,6 +184,62 @@ def test_a_collective_that_a_rank_never_calls() -> None:
     assert re.search(rf"\ncpudist: {causes[1]}\ncpudist: {causes[0]}; ending the job\n$", output), output
 
 
+def test_a_heartbeat_waits_for_nothing_that_the_script_holds() -> None:
+    """Rank 0 is in a backward pass of DDP, which holds a lock; rank 1 holds all of Python's, and its output blocks."""
+    reader, writer = os.pipe()
+
+    def fails(_: object) -> None:
+        raise ValueError("a line to say")
+
+    def hold_all(job: Job) -> None:
+        """Hold the locks until both ranks have published four times, and answered `cpudist top`."""
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(writer, bytes(4096)):
+                pass
+        os.set_blocking(writer, True)
+        sys.stderr = os.fdopen(writer, "w")
+        job.heartbeat.add(fails)
+        published = dict.fromkeys(("status/0", "status/1"), 0)
+        of_python = {type(threading.Lock()), type(threading.RLock())}
+        found = [one for one in gc.get_referents(*gc.get_objects()) if type(one) in of_python]
+        with closing(Connection(job._context.rendezvous.address, 5)) as store:
+            ages = store.ages(list(published))
+            held = [one for one in found if one is not job._context.watch._publishing and one.acquire(blocking=False)]
+            for _ in range(1000):
+                time.sleep(0.02)
+                before, ages = ages, store.ages(list(published))
+                for key, was, age in zip(published, before, ages, strict=True):
+                    published[key] += age < was
+                if min(published.values()) > 3:
+                    break
+            addresses = [StackAddress.of(line) for line in rank_answers._sockets()]
+            own = [one for one in addresses if one and one.job.endswith(f":{job._context.rendezvous.port}")]
+            figures = [rank_answers._parts(rank_answers._ask(one, None)[1])[1] for one in own]
+            for lock in held:
+                lock.release()
+        assert len(held) > 50
+        assert min(published.values()) > 3, published
+        assert [one["steps"] for one in figures] == [1, 1], figures
+        os.close(reader)
+
+    def script() -> None:
+        job = begin(timeout=60, stall=60)
+        model = cpudist.wrap(torch.nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            if step == job.world.rank == 1:
+                hold_all(job)
+            model(torch.ones(8)).sum().backward()
+            optimizer.step()
+        job.shutdown()
+
+    ranks = fork_ranks(script)
+    os.close(reader)
+    os.close(writer)
+    assert [status for status, _ in ranks] == [0, 0], ranks
+
+
 def test_waits_of_seconds_in_one_line_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_waits, "LONG_WAIT_SECONDS", 1.0)
 
@@ -199,5 +263,6 @@ def test_a_rank_at_its_end_that_others_wait_for() -> None:
 
     statuses, output = ends(script)
     assert statuses == [1, 1]
-    cause = r"cpudist: rank 0 \(\S+\) never reached .*; it was at the end of its script; ending the job\n$"
+    place = r"at the end of its script, last in \w+\.py:\d+"
+    cause = rf"cpudist: rank 0 \(\S+\) never reached .*; it was {place}; ending the job\n$"
     assert re.search(cause, output), output

@@ -158,7 +158,7 @@ def test_the_cause_is_named(case: str) -> None:
 def test_what_a_rank_does() -> None:
     reduces, sends = waits(0, replace(REDUCE, seconds=7.13)), waits(0, replace(RECEIVE, name="send"))
     assert [rank_texts.summary(place) for place in (ENDED, reduces, sends, computes(0), RankStatus(0, "h0"))] == [
-        "at the end of its script",
+        "at the end of its script, last in train.py:99",
         "in all_reduce #812 (16 MB, train.py:88) for 7.1 s",
         "in send to rank 3 (4 MB, train.py:88) for 0.0 s",
         "in train.py:71, after all_reduce #811 (16 MB)",
