@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Breaks jobs of 2 hosts x 2 ranks under each MPI's mpirun and under `cpudist launch`, and prints how each one ended; see
-# tests/soak/all_faults.py for its options. More than half an hour, as root: the hosts are namespaces of this machine.
+# Breaks jobs of 2 hosts x 2 ranks under each MPI's mpirun and under `cpudist launch`, or with --uses loops as users write
+# them, and prints how each one ended; see tests/soak/all_faults.py for its options. An hour and three quarters of an
+# hour, as root: the hosts are namespaces of this machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh

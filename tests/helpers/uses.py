@@ -61,9 +61,14 @@ FAULTS = {
     "exit3": Promise("rank 1 on .* failed: exit status 3; ending the job"),
     "kill": Promise(r"rank 1 on \S+ (ended without an error message|was killed by SIGKILL)"),
     "stop": Promise(r"rank 1 \(\S+\) does not answer: stopped", 27.0, timeout=15.0),
-    "lost": Promise("rank 1 on h1 cannot be reached any more", 36.0),
+    "lost": Promise("rank 1 on h1 cannot be reached any more", 45.0),
 }
 _INNOCENT = re.compile(r"rank 0\b.* (ended without|does not answer|was killed|failed|never reached)")
+
+
+def has(way: str, fault: str) -> bool:
+    """Return whether this fault is tried over this way: hosts are lost where there are several."""
+    return fault == "lost" if way == "torchrun" else fault != "lost" or way == "hosts"
 
 
 @dataclass(frozen=True)
