@@ -15,6 +15,7 @@ USER_ERROR = 2  # the exit status of the command line
 FAILED = 1  # the exit status of a failed job
 
 _OWN_PROGRAMS = ("cpudist", "cpudist-train")  # which pip has made: their frame is beneath the script's
+programs: set[str] = set()  # installed packages whose command this process runs: the user's code
 
 Level = Literal["error", "warning", "ok"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -69,10 +70,13 @@ class Finding:
 
 
 def is_user_code(frame: FrameType) -> bool:
-    """Return whether a frame belongs to the user's script or modules, not to an installed package."""
+    """Return whether a frame belongs to the user's program: a script with its modules, or a package of `programs`."""
     name = frame.f_code.co_filename
-    if frame.f_globals.get("__name__") == "__main__":  # also in `python -c` and in notebook cells
+    module = str(frame.f_globals.get("__name__"))
+    if module == "__main__":  # also in `python -c` and in notebook cells
         return os.path.basename(name) not in _OWN_PROGRAMS
+    if module.partition(".")[0] in programs:
+        return True
     if name.startswith("<"):  # generated code
         return False
     return not (name.startswith(_own_folders()) or "/site-packages/" in name or "/dist-packages/" in name)

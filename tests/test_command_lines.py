@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from jobs import completed
+from jobs import completed, torchrun
 
 from cpudist import console, long_arguments
 from cpudist.errors import UserError
@@ -18,7 +18,7 @@ from cpudist.target import resolve
 _RUN = "from cpudist.target import resolve; resolve({name!r}, {args!r}, module={module})()"
 
 _SCRIPT = """
-import dataclasses, multiprocessing, pickle, sys
+import dataclasses, multiprocessing, os, pickle, sys
 import neighbour
 
 @dataclasses.dataclass
@@ -29,10 +29,14 @@ def double(x):
     return 2 * x
 
 if __name__ == "__main__":
+    here = (sys.path[0], sys._getframe().f_code.co_filename, sys.argv, neighbour.__file__)
+    os.chdir("/")  # what the rest does must not depend on the working folder
     assert pickle.loads(pickle.dumps(Point(3))) == Point(3)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(double, [4]) == [8]
-    print(sys.argv, neighbour.NAME, sys.modules["__main__"].__dict__ is globals())
+    main = {name: value for name, value in globals().items() if name[:2] == "__" and name != "__annotations__"}
+    main |= {"__spec__": getattr(__spec__, "name", None), "__loader__": type(__loader__)}
+    print(here, main, sys.modules["__main__"].__dict__ is globals())
 """
 
 
@@ -49,14 +53,47 @@ def folder(tmp_path: Path) -> Path:
     (inner / "neighbour.py").write_text("NAME = 'neighbour'")
     (inner / "package").mkdir()
     (inner / "package" / "__init__.py").write_text("print('imported')")
-    (inner / "package" / "part.py").write_text("import sys; print(__name__, __package__, sys.argv[1:])")
+    (inner / "package" / "part.py").write_text(_SCRIPT.replace("import neighbour", "from .. import neighbour"))
+    (tmp_path / "link.py").symlink_to("inner/script.py")
     return tmp_path
 
 
 @pytest.mark.job
-def test_a_script_sees_its_arguments_its_neighbours_and_itself_and_a_module_its_package(folder: Path) -> None:
-    assert _run(folder, "inner/script.py", ["--a", "1"]) == "['inner/script.py', '--a', '1'] neighbour True"
-    assert _run(folder / "inner", "package.part", ["x"], module=True) == "imported\n__main__ package ['x']"
+def test_a_target_gets_what_python_and_torchrun_give_it(folder: Path) -> None:
+    """Its path in each form, as a link, without the suffix, a module; and torchrun's ranks get what python gives."""
+    (folder / "program").write_text(_SCRIPT)
+    (folder / "neighbour.py").write_text("")
+    (folder / "sub").mkdir()
+    scripts = ["inner/script.py", "./inner/script.py", "sub/../link.py", str(folder / "link.py"), "program"]
+    for words in (*([name] for name in scripts), ["-m", "inner.script"], ["-m", "inner.package.part"]):
+        given = completed([sys.executable, *words, "--a", "1"], timeout=60, cwd=folder).stdout
+        assert _run(folder, words[-1], ["--a", "1"], module=words[0] == "-m") == given.strip()
+        assert str(folder) in given
+    assert completed(torchrun(1, *words, "--a", "1"), timeout=60, cwd=folder).stdout == given
+
+
+@pytest.mark.job
+def test_a_command_on_path_is_its_packages_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip installs it; a program that is not Python's is an error."""
+    (folder / "fine-tune").write_text(f"#!{sys.executable}\nfrom tuner.cli import main\nmain()\n")
+    (folder / "fine-tune").chmod(0o755)
+    (folder / "tuner").mkdir()
+    (folder / "tuner/cli.py").write_text(
+        "import sys\nfrom cpudist.errors import is_user_code\n"
+        "def main():\n    print(sys.argv, is_user_code(sys._getframe()))\n"
+    )
+    (folder / "tuner-1.dist-info").mkdir()
+    (folder / "tuner-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tuner\nVersion: 1\n")
+    (folder / "tuner-1.dist-info/entry_points.txt").write_text("[console_scripts]\nfine-tune = tuner.cli:main\n")
+    installed = folder / "site-packages"
+    installed.mkdir()
+    for path in folder.glob("tuner*"):
+        path.rename(installed / path.name)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    assert _run(folder / "inner", "fine-tune", ["-x"]) == f"['{folder}/fine-tune', '-x'] True"
+    with pytest.raises(UserError, match="/ls is no Python program"):
+        resolve("ls", [])
 
 
 def test_it_imports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

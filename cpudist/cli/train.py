@@ -18,7 +18,7 @@ from typing import Any
 from cpudist import backends, launchers, long_arguments
 from cpudist.cli.parser import Parser, endpoint, shown_once, steps
 from cpudist.console import say, show_lines_at_once
-from cpudist.errors import USER_ERROR, UserError, from_user_code
+from cpudist.errors import USER_ERROR, UserError, from_user_code, is_user_code
 from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
@@ -224,4 +224,6 @@ def _run(
 
 def _show(error: BaseException) -> None:
     """Print the traceback as plain `python script.py` would: without cpudist's frames."""
-    traceback.print_exception(type(error), error, from_user_code(error.__traceback__))
+    where = from_user_code(error.__traceback__)
+    compiled = where is None or is_user_code(where.tb_frame) or not isinstance(error, SyntaxError)
+    traceback.print_exception(type(error), error, where if compiled else None)

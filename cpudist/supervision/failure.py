@@ -24,6 +24,7 @@ from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import name_of
 
 INTERRUPTED = 130
+_LONGEST = 200  # characters of an error in the report, whose whole text stands above it
 
 # gloo (torch 2.8 to 2.13) raises RuntimeError with these words if the other process has ended.
 _PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe", re.IGNORECASE)
@@ -100,10 +101,13 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the last line of an exception's traceback; after `sys.exit("text")` the text."""
+    """Return the type and the beginning of the text of an error that was shown; after `sys.exit("text")` the text."""
     if isinstance(error, SystemExit):
         return f"exit status {error.code}" if isinstance(error.code, int) else one_line(str(error))
-    return one_line("".join(traceback.format_exception_only(type(error), error)))
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"  # the last line of its traceback names neither file nor line
+    text = one_line("".join(traceback.format_exception_only(type(error), error)))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def waited_for(error: BaseException, watch: Watch | None) -> list[str]:

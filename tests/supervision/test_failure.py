@@ -81,6 +81,12 @@ def test_other_ends_are_one_line(
     assert (failure.exit_status(error), capsys.readouterr().err) == (status, report)
 
 
+def test_a_long_error_is_not_printed_twice() -> None:
+    error = SyntaxError("never closed", ("a.py", 3, 1, "x = ("))
+    assert failure.describe(error) == "SyntaxError: never closed (a.py, line 3)"
+    assert len(failure.describe(ValueError("x" * 1500))) == failure._LONGEST + 1
+
+
 @pytest.mark.job
 def test_an_interrupt_names_the_record_and_the_launcher_ends_with_the_ranks_status(tmp_path: Path) -> None:
     result = _job(tmp_path, "gloo", "raise KeyboardInterrupt", _SLEEP)
