@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cpudist import backends, huggingface, launchers
 from cpudist.console import show_lines_at_once
-from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 def init(
     backend: str = "auto",
-    timeout: float = 300.0,
+    timeout: float | None = None,
     *,
     interface: str | None = None,
     pin: bool = True,
@@ -46,13 +45,14 @@ def init(
     process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call `init` before you import them.
     A rank that its launcher has not pinned moves to its share of the node's cores and adapts its number of threads,
     unless the script, OMP_NUM_THREADS or OMP_PROC_BIND sets them (docs/placement.md); `shutdown` undoes that.
-    Calling it again, or under ``cpudist-train``, returns the job's world; `compress`, `resume`, `async_checkpoint` and
-    `stall` then apply if the job has none. After `shutdown` it starts a new job, with any backend.
+    Calling it again, or under ``cpudist-train``, returns the job's world; `timeout`, `compress`, `resume`,
+    `async_checkpoint` and `stall` then apply if the job was given none, and one line names options that come too late.
+    After `shutdown` it starts a new job, with any backend.
 
     Args:
         backend: ``"auto"`` is ccl if it loads on every rank, otherwise gloo with one warning line. A named backend has
             no fallback: the start fails if it cannot be used.
-        timeout: limit of the start and of every collective, in seconds.
+        timeout: limit of the start and of every collective, in seconds; 300 by default.
         interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
         pin: False leaves affinity, threads and memory policy unchanged.
         compress: the compression of gradients between hosts: ``"auto"``, ``"none"``, ``"bf16"``, ``"int8"``,
@@ -86,23 +86,23 @@ def init(
         backend=backend,
         timeout=timeout,
         interface=interface,
+        pin=pin,
         compress=compress,
         resume=resume,
         async_checkpoint=async_checkpoint,
         stall=stall,
     )
     running = current()
-    if running is None:
-        launcher = launchers.detect()
-        pinning = decide_in_place(launcher) if pin else None
-        applicable = backends.applicable(backend, options, launcher.is_main_process)
-        running = enter(launcher, replace(wanted, backend_options=applicable), pinning)
-        running.record.name_run(sys.argv[0])  # into CPUDIST_RUNS, if set: a library writes nothing unasked
-    elif backend not in ("auto", running.world.backend):
-        raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
-    else:
-        running.take(wanted)
-    return running.world
+    if running is not None:
+        applicable = backends.applicable(running.world.backend, options, running.world.rank == 0)
+        running.take(replace(wanted, backend_options=applicable))
+        return running.world
+    launcher = launchers.detect()
+    pinning = decide_in_place(launcher) if pin else None
+    applicable = backends.applicable(backend, options, launcher.is_main_process)
+    started = enter(launcher, replace(wanted, backend_options=applicable), pinning)
+    started.record.name_run(sys.argv[0])  # into CPUDIST_RUNS, if set: a library writes nothing unasked
+    return started.world
 
 
 def enter(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(str(error), program="cpudist-train")
         return USER_ERROR
     # If another program has called `main`, its process is not pinned.
-    pinning = pin(launcher) if argv is None and not options.no_pin else None
+    pinning = pin(launcher) if argv is None and options.pin else None
     return _run(options, job_options, target, launcher, pinning)
 
 
@@ -112,7 +112,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--timeout",
-        default=300.0,
         metavar="SECONDS",
         help="bound on every collective and on the start (default 300); preparing large data, or saving a "
         "large checkpoint, may need more",
@@ -127,7 +126,8 @@ def _parser() -> Parser:
     parser.add_argument("--timeline", type=Path, metavar="FILE", help=what)
     which = "the optimizer steps in it, counted from 0, from A until before B (default 10:15)"
     parser.add_argument("--steps", type=steps, metavar="A:B", help=which)
-    parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and libraries alone")
+    what = "leave affinity, threads, memory and libraries alone"
+    parser.add_argument("--no-pin", dest="pin", action="store_false", help=what)
     parser.add_argument(
         "--interface", metavar="NAME", help="network interface of the rendezvous and of all messages, such as eth0"
     )

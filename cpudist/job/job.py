@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
+from cpudist.backends.options import with_defaults
 from cpudist.changes import Changes
 from cpudist.console import option, say
 from cpudist.errors import UserError
@@ -183,27 +184,41 @@ class Job:
         """Take the options of a script's own `cpudist.init` that the user has not set for the job.
 
         Raises:
-            UserError: the backend has no such compression.
+            UserError: the job runs on another backend, or the backend has no such option or compression.
         """
+        if options.backend not in ("auto", self.world.backend):
+            if not self.owned_by_cli:
+                raise UserError(f"cpudist is already running on {self.world.backend}; call cpudist.shutdown() first")
+            self.check_backend(options.backend, joins=False)
+        with_defaults(self.world.backend, self.backend.options, options.backend_options)  # checks them
+        here = {"interface": self.record.network["interface"], "pin": self.pinning is not None}
+        late = self.options.too_late(options, {**self.backend.configured, **here})
+        if late and self.world.rank == 0:
+            start = "cpudist-train" if self.options.from_flags else "the call that starts it"
+            say(f"warning: {', '.join(late)} comes too late, since the job has started; give it to {start}")
+        if options.timeout is not None and self.options.timeout is None:
+            self.set_timeout(options.timeout)
         if options.compress is not None and self.communication.compression is None:
             self.communication.set_compression(options.compress, options.written("compress"))
         if options.stall is not None and self.options.stall is None:
             self._end_when_stalled(options.stall)
         self.options = self.options.filled_from(options)
 
-    def check_backend(self, name: str | None) -> str:
+    def check_backend(self, name: str | None, *, joins: bool = True) -> str:
         """Return the job's backend for a script that asks for the backend `name` (None: any).
 
+        A backend that the user has named overrules the script's. If "auto" has chosen it, scripts that ask for gloo
+        join, if `joins`.
+
         Raises:
-            UserError: the script asks for a backend other than gloo, and "auto" has chosen another one. A backend that
-                the user has named overrules the script's.
+            UserError: the script asks for a backend that "auto" has not chosen.
         """
         ours = self.world.backend
         if name in (None, ours):
             return ours
         if self.options.backend != "auto":
             taken = f"; {self.options.written('backend')} comes first"
-        elif name == "gloo":  # torch's only backend for CPU tensors, where no other one is installed
+        elif name == "gloo" and joins:  # torch's only backend for CPU tensors, where no other one is installed
             taken = f" and joins the job on {ours}; {option('backend', 'gloo')} puts it on gloo"
         else:
             theirs = f", or {option('backend', name)} for the script's" if name in backends.names() else ""
@@ -257,9 +272,9 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # separates the keys of this job from an earlier job's
-        _context = context = RankContext(launcher, attempt, options.timeout, options.interface, changes)
+        _context = context = RankContext(launcher, attempt, options.limit, options.interface, changes)
         chosen = backends.choose(options.backend, options.backend_options, context.all_gather, context.world.rank == 0)
-        _start(chosen, context.world, context.rendezvous.store, options.timeout)
+        _start(chosen, context.world, context.rendezvous.store, options.limit)
         changes.then(chosen.stop)
         context.backend = chosen
     job = Job(context, chosen, options, pinning)

@@ -15,7 +15,7 @@ from cpudist.waiting import check_timeout
 RESUME = ("auto", "never")
 
 # A running job takes these options from a script's own `cpudist.init` if the user has not set them (None).
-_LATE = ("compress", "resume", "async_checkpoint", "stall")
+_LATE = ("timeout", "compress", "resume", "async_checkpoint", "stall")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,9 @@ class JobOptions:
     Attributes:
         backend: a backend's name, or "auto".
         backend_options: the backend's own options, by name; see `Backend.configure`.
-        timeout: limit of the start and of every collective, in seconds.
+        timeout: limit of the start and of every collective, in seconds; None: not given, see `limit`.
         interface: the network interface of the rendezvous and of all messages; None: any.
+        pin: whether ranks are pinned.
         compress: the compression of gradients between hosts; None: not given.
         resume: "auto" resumes a training from this run's newest checkpoint after a restart, "never" does not; None: not
             given.
@@ -45,8 +46,9 @@ class JobOptions:
 
     backend: str = "auto"
     backend_options: Mapping[str, Any] = field(default_factory=dict)
-    timeout: float = 300.0
+    timeout: float | None = None
     interface: str | None = None
+    pin: bool = True
     compress: str | None = None
     resume: Literal["auto", "never"] | None = None
     async_checkpoint: bool | None = None
@@ -73,6 +75,11 @@ class JobOptions:
             raise UserError("--steps says which steps --timeline records; give --timeline FILE, too")
 
     @property
+    def limit(self) -> float:
+        """The limit of the start and of every collective in seconds: `timeout`, or 300."""
+        return 300.0 if self.timeout is None else self.timeout
+
+    @property
     def resumes(self) -> bool:
         """Whether a training resumes from this run's newest checkpoint after a restart."""
         return self.resume != "never"
@@ -86,6 +93,18 @@ class JobOptions:
         """Return these options, with unset options of `_LATE` taken from a script's options `later`."""
         unset = [name for name in _LATE if getattr(self, name) is None]
         return replace(self, **{name: getattr(later, name) for name in unset})
+
+    def too_late(self, later: JobOptions, here: Mapping[str, Any]) -> list[str]:
+        """Return a script's options, as it wrote them, that apply at the start only and differ from the running job's.
+
+        Args:
+            later: the script's options.
+            here: the job's own interface and pinning, and its backend's options. Those that the user has given hold.
+        """
+        asked = {**later.backend_options, "interface": later.interface, "pin": None if later.pin else False}
+        given = {name for name, value in {**self.backend_options, "interface": self.interface}.items() if value}
+        late = (name for name, value in asked.items() if name not in given and value not in (None, here[name]))
+        return [f"{name}={asked[name]!r}" for name in late]
 
     def _name(self, name: str) -> str:
         return f"--{name.replace('_', '-')}" if self.from_flags else name

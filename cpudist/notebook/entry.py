@@ -34,7 +34,7 @@ def notebook_launcher(
     log_line_prefix_template: str | None = None,
     *,
     backend: str = "auto",
-    timeout: float = 300.0,
+    timeout: float | None = None,
     master_port: int | str | None = None,
     interface: str | None = None,
     compress: str | None = None,
@@ -69,7 +69,7 @@ def notebook_launcher(
         log_line_prefix_template: shows all ranks' output, each line with this prefix, as torchelastic does:
             ``"[${role_name}${rank}]: "``, or with ``${local_rank}``.
         backend: as for `cpudist.init`.
-        timeout: bound on the start and on every collective, in seconds.
+        timeout: bound on the start and on every collective, in seconds; 300 by default.
         master_port: another name of `use_port`.
         interface, compress, resume, async_checkpoint, stall: as for `cpudist.init`.
         record: the file of the run record, which rank 0 writes.

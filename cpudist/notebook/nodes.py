@@ -36,7 +36,7 @@ class Nodes:
         self._token = settings.token or (secrets.token_hex() if alone else "")
         self._closing = ExitStack()
         self._polled = 0.0
-        quiet = keepalive_timeout(settings.options.timeout)
+        quiet = keepalive_timeout(settings.options.limit)
         port = settings.master_port
         if settings.node_rank == 0:
             listening = [_LOOPBACK] if alone else []
@@ -97,7 +97,7 @@ class Nodes:
 
     def _join(self, address: Address) -> None:
         """Connect to the store of node 0's next launch, and check that no other cell has this node's number."""
-        timeout, node = self._settings.options.timeout, self._settings.node_rank
+        timeout, node = self._settings.options.limit, self._settings.node_rank
         deadline = time.monotonic() + timeout
 
         def first_here() -> bool:
@@ -125,7 +125,7 @@ class Nodes:
         if settings.node_rank == 0:
             self._store.set({_SETTINGS: json.dumps(own).encode()})
             return
-        if not self._store.wait_all([_SETTINGS], settings.options.timeout):
+        if not self._store.wait_all([_SETTINGS], settings.options.limit):
             raise StartupTimeout("it does not answer")
         (said,) = self._store.get([_SETTINGS]) or [b"{}"]
         theirs = json.loads(said)
@@ -150,7 +150,7 @@ class Nodes:
                 f"master_addr={self._settings.master_addr!r} does not lead to this node, {socket.gethostname()}: {why}"
             )
         return (
-            f"no cell with node_rank=0 was found at {self._where()} within {self._settings.options.timeout:g} s; run it"
+            f"no cell with node_rank=0 was found at {self._where()} within {self._settings.options.limit:g} s; run it"
             f" there, and look for a firewall: {why}"
         )
 

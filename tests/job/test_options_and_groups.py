@@ -61,6 +61,7 @@ def test_values_of_a_command_line_are_converted_and_cross_processes() -> None:
 def test_a_script_fills_only_what_the_command_line_leaves_open() -> None:
     ours = JobOptions(compress="int8", timeout=9, from_flags=True)
     both = ours.filled_from(JobOptions(compress="bf16", resume="never", async_checkpoint=True, stall=5, timeout=3))
+    assert ours.filled_from(JobOptions()) == ours
     assert both == JobOptions(
         compress="int8", timeout=9, from_flags=True, resume="never", async_checkpoint=True, stall=5
     )
@@ -68,8 +69,9 @@ def test_a_script_fills_only_what_the_command_line_leaves_open() -> None:
     assert defaults.filled_from(JobOptions(resume="never", async_checkpoint=True, compress="bf16")) == defaults
 
 
-def test_later_calls_of_init_add_options(alone: None) -> None:
+def test_later_calls_of_init_add_options(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     running = require()
+    running.pinning = running.pinning or SimpleNamespace()  # as cpudist-train does on any machine
     assert (running.statuses().keys(), os.environ.get("GLOO_SOCKET_IFNAME")) == ({0}, None)
     cpudist.init(compress="powersgd", async_checkpoint=True, resume="never")
     assert (running.options.resumes, running.options.async_checkpoint) == (False, True)
@@ -79,6 +81,27 @@ def test_later_calls_of_init_add_options(alone: None) -> None:
     assert (running.options.stall, running._stall._seconds) == (60, 60)
     cpudist.init(stall=70)
     assert running._stall._seconds == 60
+    assert running.timeout == 300
+    cpudist.init(timeout=7)
+    cpudist.init(timeout=8, interface=running.record.network["interface"])
+    assert running.timeout == 7, "the first one holds"
+    assert capsys.readouterr().err == ""
+    cpudist.init(interface="eth7", pin=False)
+    assert capsys.readouterr().err.startswith("cpudist: warning: interface='eth7', pin=False comes too late")
+    running.options = replace(running.options, interface="lo")
+    cpudist.init(interface="eth7")
+    assert capsys.readouterr().err == "", "the flag holds"
+    with pytest.raises(UserError, match="the backend gloo takes no --comprss"):
+        cpudist.init(comprss="bf16")
+    with pytest.raises(UserError, match=r"already running on gloo; call cpudist.shutdown\(\) first"):
+        cpudist.init("ccl")
+    running.owned_by_cli = True  # where shutdown does nothing
+    assert cpudist.init("ccl").backend == "gloo"
+    assert capsys.readouterr().err.endswith("the backend ccl; backend='gloo' comes first\n")
+    running.options, running.world = JobOptions(), replace(running.world, backend="ccl")
+    with pytest.raises(UserError, match="or --backend gloo for the script's"):
+        cpudist.init("gloo")
+    running.owned_by_cli = False
 
 
 def test_a_backend_without_the_scheme_refuses_before_it_starts() -> None:
