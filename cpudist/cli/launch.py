@@ -42,6 +42,17 @@ _UNKNOWN_OPTION = (
     "if it is an option of cpudist-train, write it after `--`, as in: cpudist launch --nproc 2 -- --timeout 60 train.py"
 )
 
+_FIND = "ranks find each other without it; on several hosts: cpudist launch --hostfile hosts --ppn N -- train.py"
+_SHOW = "--all-output shows what all ranks print, cpudist-train --log-dir DIR keeps it in files"
+TORCHRUN_HINTS = {
+    "--nproc-per-node": "the number of ranks on each host is --ppn N",
+    "--nnodes": "on several hosts: cpudist launch --hostfile hosts --ppn N -- train.py",
+    "--no-python": "leave it out: a command of a Python package is a TARGET as a script is",
+    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"), _FIND),
+    **dict.fromkeys(("--node-rank", "--master-addr", "--master-port"), _FIND),
+    **dict.fromkeys(("--tee", "-t", "--redirects", "-r", "--local-ranks-filter"), _SHOW),
+}
+
 
 def add_options(parser: Parser) -> None:
     parser.usage = "cpudist launch [OPTIONS] -- TARGET [ARGS...]"
@@ -54,18 +65,24 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--interface", metavar="NAME", help="network interface for all traffic of the job, such as eth0"
     )
-    often = "how often to restart after failures, of which those within a day count (default 0)"
-    parser.add_argument("--max-restarts", type=count_from_zero, default=0, metavar="N", help=often)
+    add_common_options(parser)
     fewest = "restart on no fewer hosts (default: all hosts of the job)"
     parser.add_argument("--min-nodes", type=count, metavar="N", help=fewest)
     wait = "how long to wait for hosts that are still starting (default 0)"
     parser.add_argument("--wait", type=count_from_zero, default=0, metavar="SECONDS", help=wait)
     grace = "with --checkpoint-on-signal: time for saving after a signal (default 60)"
     parser.add_argument("--grace", type=count, default=60, metavar="SECONDS", help=grace)
-    parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
     add_target(parser)
+    parser.hints = TORCHRUN_HINTS
     parser.unknown_option_hint = _UNKNOWN_OPTION
+
+
+def add_common_options(parser: Parser) -> None:
+    """Add the options that `cpudist run` has, too."""
+    often = "how often to restart after failures, of which those within a day count (default 0)"
+    parser.add_argument("--max-restarts", type=count_from_zero, default=0, metavar="N", help=often)
+    parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from cpudist import launchers
 from cpudist.cli import bench, build, docs, doctor, forecast, launch, plan, run, stacks, summary, test, top
-from cpudist.cli.parser import Parser, shown_once, with_dashes
+from cpudist.cli.parser import Parser, parse, shown_once
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
 from cpudist.launchers import Launcher
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with shown_once(launcher):
             _check_command(words)
-            options = _parser().parse_args(with_dashes(words) or ["--help"])
+            options = parse(_parser(), words or ["--help"])
     except UserError as error:
         return _report(error, launcher)
     return _run(options, launcher) if launcher.is_main_process or options.every_rank else 0

@@ -3,8 +3,9 @@
 import argparse
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cpudist.errors import UserError
@@ -22,9 +23,11 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         unknown_option_hint: remedy for an option that this command does not have; part of the error.
+        hints: remedies for particular options of other programs, which come first.
     """
 
     unknown_option_hint = ""
+    hints: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, **settings: Any) -> None:
         settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
@@ -39,7 +42,8 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and self.unknown_option_hint:
             option = unknown[0].partition("=")[0]
-            raise UserError(f"{self.prog.split(' [')[0]} has no option {option}; {self.unknown_option_hint}")
+            hint = self.hints.get(option, self.unknown_option_hint)
+            raise UserError(f"{self.prog.split(' [')[0]} has no option {option}; {hint}")
         return parsed, unknown
 
 
@@ -105,14 +109,13 @@ def shown_once(launcher: Launcher) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if launcher.is_main_process else contextlib.redirect_stdout(io.StringIO())
 
 
-def with_dashes(words: Sequence[str]) -> list[str]:
-    """Return the words with options spelled `--like-this`, even if the user wrote `--like_this`.
-
-    A script and `--` end the command's own options: the words after them are not changed.
-    """
-    words = list(words)
-    ours = next((place for place, word in enumerate(words) if word == "--" or word.endswith(".py")), len(words))
-    return [_with_dashes(word) for word in words[:ours]] + words[ours:]
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line whose own options may be spelled `--like_this`; the words of a target stay as they are."""
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args([*map(_with_dashes, words[:end]), *words[end:]])
+    arguments = getattr(options, "arguments", [])
+    options.arguments = list(words[len(words) - len(arguments) :])
+    return options
 
 
 def _with_dashes(word: str) -> str:

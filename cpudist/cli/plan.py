@@ -53,12 +53,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--topology", type=Path, metavar="FILE", help=another)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--measure", action="store_true", help="find the fastest number of ranks first")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for --measure")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for --measure")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     """Print the plan as a picture or as JSON."""
-    script = options.script[1:] if options.script[:1] == ["--"] else options.script
+    script = options.arguments[options.arguments[:1] == ["--"] :]
     if options.measure and options.topology:
         raise UserError("--measure needs the machine itself; run it there, without --topology")
     if script and not options.measure:

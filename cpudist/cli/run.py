@@ -11,32 +11,51 @@ from cpudist.launchers.mpis import find_mpirun
 HELP = "run a script on this machine, on as many ranks as fit"
 DESCRIPTION = """\
 Run TARGET on this machine, on as many ranks as `cpudist plan` shows: one for each NUMA node, or the
-number that `cpudist plan --measure` has found. A script written for torchrun runs unmodified.
+number that `cpudist plan --measure` has found. A script written for torchrun runs unmodified, with
+torchrun's --standalone, --nnodes 1, --nproc-per-node, --max-restarts and --log-dir.
 """
 
 EPILOG = """\
 examples:
   a script with its arguments:
     cpudist run train.py --epochs 3
+  a module, or a command of a Python package, on two ranks:
+    cpudist run --nproc 2 -m package.training --epochs 3
+    cpudist run --nproc 2 llamafactory-cli train sft.yaml
   on two ranks, with options of cpudist-train before the script:
     cpudist run --nproc 2 -- --backend gloo train.py --epochs 3
 
-`cpudist launch` has more options: several hosts, restarts, the output of all ranks.
+`cpudist launch` has more options, for several hosts.
 """
 
 
 def add_options(parser: Parser) -> None:
-    parser.usage = "cpudist run [OPTIONS] {SCRIPT.py | -- [OPTIONS OF cpudist-train] TARGET} [ARGS...]"
-    parser.add_argument(
-        "--nproc", dest="ranks", type=count, metavar="N", help="number of ranks (default: those of cpudist plan)"
-    )
+    parser.usage = "cpudist run [OPTIONS] {[-m] TARGET | -- [OPTIONS OF cpudist-train] TARGET} [ARGS...]"
+    ranks = "number of ranks (default: those of cpudist plan)"
+    parser.add_argument("-n", "--nproc", "--nproc-per-node", dest="ranks", type=count, metavar="N", help=ranks)
+    launch.add_common_options(parser)
+    parser.add_argument("--log-dir", metavar="DIR", help="write the output of each rank to DIR/rank-N.log, too")
+    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--nnodes", type=_one_node, help=argparse.SUPPRESS)
+    parser.add_argument("-m", "--module", action="store_true", help="TARGET is a module, as with python -m")
     add_target(parser)
+    parser.hints = launch.TORCHRUN_HINTS
     parser.unknown_option_hint = (
         "if it is an option of cpudist-train, write it after `--`, as in: cpudist run -- --timeout 60 train.py"
     )
 
 
+def _one_node(text: str) -> int:
+    if text not in ("1", "1:1"):
+        raise argparse.ArgumentTypeError("cpudist run is for one machine; " + launch.TORCHRUN_HINTS["--nnodes"])
+    return 1
+
+
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
     """Run the job; exit with its status."""
-    job = launch.job_of({**own_values(options), "hosts": None}, launcher)
-    raise SystemExit(jobs.run(find_mpirun("auto"), job))
+    values = own_values(options)
+    log_dir, module, *_ = (values.pop(name) for name in ("log_dir", "module", "standalone", "nnodes"))
+    if values["arguments"]:
+        own = [*([] if log_dir is None else ["--log-dir", log_dir]), *["-m"] * module]
+        values["arguments"] = own + values["arguments"]
+    raise SystemExit(jobs.run(find_mpirun("auto"), launch.job_of({**values, "hosts": None}, launcher)))

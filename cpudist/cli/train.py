@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers, long_arguments
-from cpudist.cli.parser import Parser, endpoint, shown_once, steps
+from cpudist.cli.parser import Parser, endpoint, parse, shown_once, steps
 from cpudist.console import say, show_lines_at_once
 from cpudist.errors import USER_ERROR, UserError, from_user_code, is_user_code
 from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
 from cpudist.target import Target, resolve
+from cpudist.training.output_log import discard_output, log_output, report_discarded
 
 _OF_BACKEND = "backend option "  # prefix of a backend's options, because their names may equal ours
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and words and not {"--no-pin", "--help", "-h"} & {*words}:
         preload_allocator()
     launcher = launchers.detect()
-    _arrange_output(launcher)
+    discarded = _arrange_output(launcher)
     try:
         parser = _parser()
         options = _parse(parser, words)
@@ -61,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.print_help()
             return 0
         job_options = _job_options(options)
-        target = resolve(options.target, options.args, module=options.module)
+        target = resolve(options.target, options.arguments, module=options.module)
     except UserError as error:
         if launcher.is_main_process:
             say(str(error), program="cpudist-train")
         return USER_ERROR
     # If another program has called `main`, its process is not pinned.
     pinning = pin(launcher) if argv is None and options.pin else None
-    return _run(options, job_options, target, launcher, pinning)
+    return _run(options, job_options, target, launcher, pinning, discarded)
 
 
 def script_in(words: Sequence[str]) -> str:
@@ -81,22 +82,23 @@ def script_in(words: Sequence[str]) -> str:
     return options.target if not options.module and str(options.target).endswith(".py") else ""
 
 
-def _arrange_output(launcher: Launcher) -> None:
+def _arrange_output(launcher: Launcher) -> int | None:
     """Print lines at once. CPUDIST_OUTPUT, set by `cpudist launch`, selects rank 0's lines, or complete lines of all
-    ranks.
+    ranks. Return the file of discarded output, if it is this rank's.
     """
     show_lines_at_once()
     wanted = os.environ.get("CPUDIST_OUTPUT")
     if wanted == "rank0" and launcher.rank:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
+        return discard_output()
+    if wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(write_through=False)  # PYTHONUNBUFFERED would write parts of lines
+    return None
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="cpudist-train",
-        usage="cpudist-train [OPTIONS] {SCRIPT.py | -m MODULE} [ARGS...]",
+        usage="cpudist-train [OPTIONS] {SCRIPT.py | -m MODULE | COMMAND} [ARGS...]",
         description="Run TARGET on this rank of a distributed job, with the process group made for it.",
         epilog=_EPILOG,
         add_help=False,
@@ -162,13 +164,15 @@ def _parser() -> Parser:
     for name, backend in backends.plugins().items():
         _add_options(parser.add_argument_group(f"with --backend {name}"), name, backend)
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")
-    parser.add_argument("target", nargs="?", metavar="TARGET", help="path/to/script.py, or a module")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments")
+    parser.add_argument(
+        "target", nargs="?", metavar="TARGET", help="path/to/script.py, a module, or a command of a Python package"
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments")
     return parser
 
 
 def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
-    options = parser.parse_args(words)
+    options = parse(parser, words)
     if options.target is None and not options.help and words:
         raise UserError("no TARGET; give the path of a script, or -m and a module")
     return options
@@ -202,13 +206,17 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
 
 
 def _run(
-    options: argparse.Namespace, job_options: JobOptions, target: Target, launcher: Launcher, pinning: Pinning | None
+    options: argparse.Namespace,
+    job_options: JobOptions,
+    target: Target,
+    launcher: Launcher,
+    pinning: Pinning | None,
+    discarded: int | None,
 ) -> int:
     # Imported here, because torch takes seconds, and --help and errors in options do not need it. Garbage collection is
     # off and torch's objects are frozen: scanning them during the import and at the exit takes 0.3 s of CPU time.
     gc.disable()
     from cpudist import api, job
-    from cpudist.training.output_log import log_output
     from cpudist.training.run_target import run_target
 
     gc.freeze()
@@ -217,7 +225,10 @@ def _run(
     try:
         if options.log_dir is not None:
             log_output(options.log_dir, launcher.rank or 0, again=launcher.restarts > 0)
-        return run_target(target, api.enter(launcher, job_options, pinning))
+        started = api.enter(launcher, job_options, pinning)
+        if discarded is not None and options.log_dir is None:
+            report_discarded(discarded, started)
+        return run_target(target, started)
     except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
         job.fail(error, _show, launcher.rank)
 

@@ -1,13 +1,23 @@
-"""Copy all output of this rank to a file (`--log-dir`)."""
+"""Copy all output of this rank to a file (`--log-dir`), or discard what ranks other than 0 print, and say so once."""
+
+from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from cpudist.console import flush_output
+from cpudist.console import flush_output, say
 from cpudist.errors import UserError
+from cpudist.world import name_of
 
+if TYPE_CHECKING:
+    from cpudist.job import Job
+
+_DISCARDED = "cpudist/output/discarded"  # number of ranks whose standard output has been discarded
 _END_SECONDS = 5.0  # Longest wait for the last lines: the reader of our output may block.
 
 
@@ -53,3 +63,32 @@ def _finish(copies: list[tuple[subprocess.Popen[bytes], int, int]], pid: int) ->
             tee.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:  # a child of this process still writes
             continue
+
+
+def discard_output() -> int:
+    """Discard the standard output of this process and its children from now on; return its file for `report_discarded`.
+
+    The file is in memory, unlike /dev/null, so that its size shows whether something was written.
+    """
+    file = os.memfd_create("standard output")
+    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # a writer goes on at the end, which `look` moves to 0
+    os.dup2(file, sys.stdout.fileno())
+    return file
+
+
+def report_discarded(file: int, job: Job) -> None:
+    """Empty the file of `discard_output` regularly; the first rank of the job that finds something says so."""
+    found = False
+
+    def look(store: Any) -> None:
+        nonlocal found
+        if os.fstat(file).st_size:
+            os.ftruncate(file, 0)
+            if not found and store is not None:
+                found = True
+                if store.add(_DISCARDED, 1) == 1:
+                    ways = "--all-output shows what all ranks print, --log-dir DIR keeps it in files"
+                    say(f"{name_of(job.world)} prints, too: {ways}")
+
+    job.heartbeat.add(look)
+    job.finish_before_end(lambda: look(job.store))

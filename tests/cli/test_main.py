@@ -15,7 +15,7 @@ from launcher_variables import TORCHRUN
 
 from cpudist.cli import docs, train
 from cpudist.cli.main import _EPILOG, COMMANDS, _parser, main
-from cpudist.cli.parser import with_dashes
+from cpudist.cli.parser import parse
 from cpudist.errors import UserError
 
 
@@ -62,10 +62,12 @@ def test_no_help_imports_torch() -> None:
     assert completed([sys.executable, "-c", ask], timeout=60).stdout.count("usage: ") >= len(COMMANDS)
 
 
-@pytest.mark.parametrize("target", [["--", "-m", "train", "--num_epochs"], ["train.py", "--num_epochs"]])
-def test_options_before_the_target_may_be_spelled_with_underscores(target: list[str]) -> None:
-    options = ["launch", "--max_restarts=2", "--ppn", "a_b"]
-    assert with_dashes([*options, *target]) == ["launch", "--max-restarts=2", "--ppn", "a_b", *target]
+@pytest.mark.parametrize("target", ["-- -m train --num_epochs", "train.py --num_epochs -- --x_y", "tool --num_epochs"])
+def test_options_before_the_target_may_be_spelled_with_underscores(target: str) -> None:
+    options = parse(_parser(), ["launch", "--max_restarts=2", "--mpi", "intel", *target.split()])
+    assert (options.max_restarts, options.mpi, options.arguments) == (2, "intel", target.split())
+    options = parse(train._parser(), ["--log_dir", "a_b", "x_y.py", "--x_y"])
+    assert (options.log_dir, options.target, options.arguments) == (Path("a_b"), "x_y.py", ["--x_y"])
 
 
 def test_options_of_train_before_target_and_the_rest_untouched() -> None:
@@ -74,10 +76,10 @@ def test_options_of_train_before_target_and_the_rest_untouched() -> None:
     job_options = train._job_options(options)
     assert (job_options.backend, job_options.timeout, job_options.from_flags) == ("gloo", 7.0, True)
     assert (options.module, options.target, options.help) == (False, "run.py", False)
-    assert options.args == ["--backend", "x", "-m", "--", "-h", "--timeout", "9"]
+    assert options.arguments == ["--backend", "x", "-m", "--", "-h", "--timeout", "9"]
     options = train._parse(train._parser(), ["--record", "r.json", "-m", "package.module", "-m", "y"])
     assert train._job_options(options).record == Path("r.json")
-    assert (options.module, options.target, options.args) == (True, "package.module", ["-m", "y"])
+    assert (options.module, options.target, options.arguments) == (True, "package.module", ["-m", "y"])
 
 
 # The commands that pages and `--help` show: the real parsers take each of them.
@@ -172,6 +174,10 @@ cpudist plan --topology cut.json | lscpu -p
 cpudist launch | no TARGET
 cpudist launch --min-nodes 2 -- t.py | --max-restarts
 cpudist launch --timeout=20 -- t.py | --timeout
+cpudist launch --nproc_per_node 2 -- t.py | --ppn N
+cpudist run -m | no TARGET
+cpudist run --nnodes 2 t.py | cpudist launch --hostfile hosts
+cpudist run --rdzv-endpoint=node0:29400 t.py | find each other
 cpudist launch --hostfile /no/such/file -- t.py | /no/such/file
 cpudist launch --hostfile hosts --nproc 5 -- t.py | 5 ranks do not fit on 2 hosts with room for 4
 cpudist test --hostfile hosts --json /proc/cluster.json | /proc/cluster.json

@@ -177,11 +177,11 @@ def test_what_is_shown_is_what_runs() -> None:
     ("command", "shown"),
     [
         (["launch", "--nproc", "2", "--all-output", "--", "--backend", "gloo"], ["[0] rank 0 of 2", "[1] rank 1 of 2"]),
-        (["run", "--nproc", "2"], ["rank 0 of 2"]),
+        (["run", "--standalone", "--nnodes=1", "--nproc_per_node", "2", "--max-restarts", "1"], ["rank 0 of 2"]),
     ],
 )
 def test_an_unmodified_script_on_this_host(command: list[str], shown: list[str], tmp_path: Path) -> None:
-    """Rank 0's output alone, or each line marked with its rank, also one that is written in pieces."""
+    """Rank 0's output alone, and a line about the others', or each line marked with its rank, also one in pieces."""
     script = tmp_path / "says.py"
     script.write_text(
         "import sys, torch, torch.distributed as dist\ndist.init_process_group()\nones = torch.ones(1)\n"
@@ -191,6 +191,7 @@ def test_an_unmodified_script_on_this_host(command: list[str], shown: list[str],
     done = jobs.run([str(jobs.BIN / "cpudist"), *command, str(script), "--all_output"], timeout=90)
     assert done.returncode == 0, done.output
     assert sorted(map(str.strip, done.stdout.splitlines())) == [f"{line} --all_output" for line in shown], done.output
+    assert done.stderr.count("rank 1 on") == done.stderr.count("prints, too: --all-output") == 2 - len(shown)
 
 
 @pytest.mark.job
