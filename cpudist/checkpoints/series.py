@@ -1,5 +1,6 @@
 """Checkpoints of a user's own training loop: keep the newest, and resume a restart from the last complete one."""
 
+import itertools
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from cpudist.checkpoints import files, folders, manifest, state
 from cpudist.checkpoints.background import Background
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.checkpoints.runs import may_be_of_run, newest_whole, say_from_the_beginning, started_again
-from cpudist.console import say
+from cpudist.console import option, say
 from cpudist.errors import UserError
 from cpudist.job import current
 
@@ -50,6 +51,7 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         self.keep = keep
         self.values: dict[str, Any] = {}
+        self._goes_on = False  # an earlier run's checkpoints in the folder have become this run's
         self._background = Background() if asynchronous else None
         job = current()
         if job is not None and job.world.node_count > 1:
@@ -60,8 +62,8 @@ class Checkpoints:
     ) -> int:
         """Load the newest complete checkpoint of this run, with the random states of every rank.
 
-        A damaged checkpoint is reported, and the previous one is used. If the launcher names runs
-        (docs/checkpoints.md), other runs' checkpoints are ignored, and never deleted.
+        A damaged checkpoint is reported, and the previous one is used. If this run has saved none, the checkpoints of
+        an earlier run in the folder become its own; with ``resume="never"`` they are moved into a folder of their own.
 
         Args:
             model: the model to load into, wrapped or not.
@@ -72,8 +74,7 @@ class Checkpoints:
             The step of the checkpoint; 0 if there is none.
 
         Raises:
-            UserError: all checkpoints are damaged, the checkpoint belongs to another model, or only an earlier run has
-                saved checkpoints.
+            UserError: all checkpoints are damaged, or the checkpoint belongs to another model.
         """
         self.wait()
         state.check_names(model, optimizer, more)
@@ -83,14 +84,19 @@ class Checkpoints:
         resumes = job is None or job.options.resumes
         own = {step: path for step, path in self._own().items() if resumes or path in publisher_of(self.folder).saved}
         path = newest_whole(own, self.folder, _SHARED, lambda path: files.damage(path, ranks))
+        earlier = path is None and resumes
+        if earlier:
+            path = newest_whole(_ours(self.folder), self.folder, _SHARED, lambda path: files.damage(path, ranks))
+            self._goes_on = path is not None
         if path is not None:
             self.values = files.read(path, ranks, model, optimizer, more, with_random=True)
             if ranks.rank == 0:
                 restarted = job is not None and job.restarts and path not in publisher_of(self.folder).saved
-                say(f"{started_again(job)}: going on from {path}" if job and restarted else f"going on from {path}")
+                again = f"{started_again(job)}: " if job and restarted else ""
+                anew = f", which an earlier run has saved; {option('resume', 'never')} begins anew" if earlier else ""
+                say(f"{again}going on from {path}{anew}")
             return int(path.name.removeprefix(folders.PREFIX))
-        if resumes:
-            ranks.first(self._check_no_others)
+        ranks.first(self._set_others_aside)
         if job is not None:
             say_from_the_beginning(job, self.folder)
         return 0
@@ -142,20 +148,22 @@ class Checkpoints:
     def _own(self) -> dict[int, Path]:
         """Return the checkpoints of this run by their steps; all checkpoints if the launcher names no runs."""
         job, ours, saved = current(), _ours(self.folder), publisher_of(self.folder).saved
-        if job is None or not job.run_ids:
+        if job is None or not job.run_ids or self._goes_on:
             return ours
         return {step: path for step, path in ours.items() if path in saved or may_be_of_run(job, manifest.read(path))}
 
-    def _check_no_others(self) -> None:
-        """Check that a new training does not start in a folder with another run's checkpoints."""
+    def _set_others_aside(self) -> None:
+        """Move the checkpoints of earlier runs out of the way of a run that begins anew."""
         own = self._own()
         others = [path for step, path in _ours(self.folder).items() if step not in own]
-        if not others:
-            return
-        said = manifest.read(others[-1])
-        name = said.runs[0] if said is not None and said.runs else None
-        how = "load one with cpudist.load" if name is None else f"start with CPUDIST_RUN_ID={name}"
-        raise UserError(f"{self.folder} holds checkpoints of an earlier run: to go on, {how}; else use another folder")
+        if others:
+            aside = next(
+                path for number in itertools.count(1) if not (path := self.folder / f"earlier-{number}").exists()
+            )
+            aside.mkdir()
+            for path in others:
+                path.rename(aside / path.name)
+            say(f"beginning anew; the checkpoints of earlier runs are in {aside}")
 
 
 def check_shared(folder: Path, ranks: Ranks) -> None:

@@ -230,11 +230,11 @@ def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     """The device's random numbers go on, too, where it has a generator of its own: here after the second restart."""
     training, random_states = Training(), []
 
-    def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out") -> int:
+    def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out", resume: Any = None) -> int:
         publisher_of.cache_clear()  # as in a new process
         monkeypatch.setenv("CPUDIST_RUN_ID", name)
         monkeypatch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
-        cpudist.init("gloo", pin=False)
+        cpudist.init("gloo", pin=False, resume=resume)
         devices = require().backend.devices
         monkeypatch.setattr(devices, "random_state", lambda: "state" if restarts == 2 else None)
         monkeypatch.setattr(devices, "set_random_state", random_states.append)
@@ -256,11 +256,22 @@ def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert f"restart 2: going on from {tmp_path}/out/checkpoint-5\n" in capsys.readouterr().err
     assert random_states == []
     assert (run("one", 8, restarts=3), random_states) == (7, ["state"])
-    with pytest.raises(UserError, match="CPUDIST_RUN_ID=one"):
-        run("two", 9)
+    capsys.readouterr()
+    assert (run("two", 9), _steps(tmp_path / "out")) == (8, [7, 8, 9])
+    assert "checkpoint-8, which an earlier run has saved; --resume never begins anew\n" in capsys.readouterr().err
+    assert (run("two", 10, restarts=1), _steps(tmp_path / "out")) == (9, [7, 8, 9, 10])
+    assert (run("three", 5, resume="never"), _steps(tmp_path / "out")) == (0, [5])
+    assert _steps(tmp_path / "out/earlier-1") == [7, 8, 9, 10]
+    assert "beginning anew; the checkpoints of earlier runs are in" in capsys.readouterr().err
+    assert (run("three", 6, restarts=1, resume="never"), _steps(tmp_path / "out")) == (0, [5, 6])
     cpudist.Checkpoints(tmp_path / "unnamed").save(1, **training.parts)
-    with pytest.raises(UserError, match=r"load one with cpudist\.load"):
-        run("two", 9, folder=tmp_path / "unnamed")
+    assert run("two", 9, folder=tmp_path / "unnamed") == 1
+    publisher_of.cache_clear()
+    monkeypatch.setenv("CPUDIST_RUN_ID", "four")
+    cpudist.init("gloo", pin=False)
+    with pytest.raises(UserError, match="checkpoint-6 is of an earlier run; move it"):  # without restore
+        cpudist.Checkpoints(tmp_path / "out").save(6, **training.parts)
+    cpudist.shutdown()
 
 
 def test_the_thread_that_saves_leaves_the_cores_to_the_training() -> None:
