@@ -7,18 +7,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from cpudist import backends, huggingface, launchers
 from cpudist.console import show_lines_at_once
+from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
 
 if TYPE_CHECKING:
-    import torch
-
     from cpudist.job import Job
     from cpudist.launchers import Launcher
     from cpudist.pinning import Pinning
@@ -153,7 +155,8 @@ def wrap(
         The wrapped model.
 
     Raises:
-        UserError: there is no running job, `compress` is unknown or does not go with the model, or ranks differ in it.
+        UserError: there is no running job, `model` is no module, `compress` is unknown or does not go with the model,
+            or ranks differ in it.
 
     Examples:
         >>> world = cpudist.init()
@@ -162,6 +165,10 @@ def wrap(
         torch.Size([4, 2])
     """
     job = require()
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(
+            f"wrap takes the model, a torch.nn.Module, not {type(model).__name__}; step takes the optimizer"
+        )
     scheme = job.communication.applicable(compress)
     return job.communication.wrap(lambda: job.backend.wrap(model, **options), scheme)
 
@@ -209,14 +216,14 @@ def batches(loader: Iterable[Any]) -> Iterable[Any]:
     return require().backend.devices.batches(loader)
 
 
-def mean(tensor: torch.Tensor) -> torch.Tensor:
+def mean(tensor: torch.Tensor | float) -> torch.Tensor:
     """Return the mean of `tensor` over all ranks, on the CPU and in float64; every rank calls it.
 
     Args:
-        tensor: a tensor on the CPU or on `World.device`, of the same shape on all ranks.
+        tensor: a tensor on the CPU or on `World.device`, of the same shape on all ranks, or a number.
 
     Raises:
-        UserError: there is no running job.
+        UserError: there is no running job, or `tensor` is neither a tensor nor a number.
 
     Examples:
         With two ranks:
@@ -225,6 +232,10 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
         >>> cpudist.mean(torch.tensor([world.rank, 3.0]))
         tensor([0.5000, 3.0000], dtype=torch.float64)
     """
+    if isinstance(tensor, Real):
+        tensor = torch.tensor(float(tensor), dtype=torch.float64)
+    elif not isinstance(tensor, torch.Tensor):
+        raise UserError(f"mean takes a tensor or a number, not {type(tensor).__name__}; torch.as_tensor makes a tensor")
     return require().backend.mean(tensor)
 
 

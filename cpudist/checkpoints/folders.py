@@ -6,6 +6,7 @@ that folder. A rename, which is atomic in a file system, moves a checkpoint out 
 
 import contextlib
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -65,7 +66,7 @@ def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path |
 
 def restore(folder: Path, name: str = "*") -> None:
     """Restore checkpoints that a killed process had moved aside to replace them; call it before the job saves."""
-    for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/{name}"):
+    for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/{_pattern(name)}"):
         if not (folder / aside.name).exists():
             with contextlib.suppress(OSError):  # another rank has done it
                 aside.rename(folder / aside.name)
@@ -111,9 +112,13 @@ def delete(folder: str | Path, ignore_errors: bool = False) -> None:
 def clear(folder: Path, name: str = "*") -> None:
     """Remove the incomplete checkpoints (all, or only `name`) that killed jobs have left in `folder`."""
     restore(folder, name)
-    for left in (folder / INCOMPLETE).glob("*" if name == "*" else f"*/{name}"):
+    for left in (folder / INCOMPLETE).glob("*" if name == "*" else f"*/{_pattern(name)}"):
         shutil.rmtree(left, ignore_errors=True)
         _tidy(left.parent)
+
+
+def _pattern(name: str) -> str:
+    return name if name == "*" else glob.escape(name)  # a folder's name may have brackets
 
 
 def why_full(error: BaseException | None, folder: Path) -> str | None:

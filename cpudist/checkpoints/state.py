@@ -36,6 +36,8 @@ def collect(
 ) -> dict[str, Any]:
     """Return the tree of a checkpoint, or a copy of it (`copied`) for a background write; every rank calls it."""
     check_names(model, optimizer, more)
+    if model is None and not more:
+        raise UserError("nothing was given to save; give model=, optimizer=, or values by their names")
     job = current()
     if job is not None:
         job.backend.devices.synchronize()

@@ -40,11 +40,12 @@ class _Killed(BaseException):
 
 def test_a_kill_while_one_replaces_another_loses_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill before and after each rename."""
-    rename, state = Path.rename, Path("checkpoint-5") / "trainer_state.json"
+    rename, name = Path.rename, "best[1]"
+    state = Path(name) / "trainer_state.json"
     for renames in range(4):
         folder, left = tmp_path / str(renames), [renames]
-        _write(folder / "checkpoint-5", "old")
-        written = _write(folder / INCOMPLETE / "job" / "checkpoint-5", "new")
+        _write(folder / name, "old")
+        written = _write(folder / INCOMPLETE / "job" / name, "new")
 
         def killed(self: Path, target: Path, left: list[int] = left) -> Path:
             if not left[0]:
@@ -56,10 +57,12 @@ def test_a_kill_while_one_replaces_another_loses_neither(tmp_path: Path, monkeyp
             patch.setattr(Path, "rename", killed)
             with contextlib.suppress(_Killed):
                 publish(written, folder)
-        restore(folder)
+        restore(folder, name)
         assert (folder / state).read_text() in ("old", "new"), f"killed after {renames} renames"
+        clear(folder, name)
+        assert not (folder / INCOMPLETE / "job" / name).exists()
         clear(folder)
-        assert [path.name for path in folder.iterdir()] == ["checkpoint-5"]
+        assert [path.name for path in folder.iterdir()] == [name]
     publish(written, folder)  # the first rank of another host that shares the disk
     assert (folder / state).read_text() == "new", "not killed"
 

@@ -93,8 +93,6 @@ def test_later_calls_of_init_add_options(alone: None, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "", "the flag holds"
     with pytest.raises(UserError, match="the backend gloo takes no --comprss"):
         cpudist.init(comprss="bf16")
-    with pytest.raises(UserError, match=r"already running on gloo; call cpudist.shutdown\(\) first"):
-        cpudist.init("ccl")
     running.owned_by_cli = True  # where shutdown does nothing
     assert cpudist.init("ccl").backend == "gloo"
     assert capsys.readouterr().err.endswith("the backend ccl; backend='gloo' comes first\n")
