@@ -133,6 +133,8 @@ class Job:
             self.backend.progress,
             list if context.watch is None else context.watch.waits.explain,
             (lambda: None) if context.stacks is None else context.stacks.show,
+            [rank for rank, member in enumerate(self.members) if member.host == self.members[self.world.rank].host],
+            context.show_stacks_of,
             lambda: self.record.write("failed"),
             self.changes,
         )

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +17,7 @@ from cpudist.changes import Changes
 from cpudist.console import in_time, is_interactive, say
 from cpudist.errors import StartupTimeout
 from cpudist.observability.pace import PaceMeter
+from cpudist.observability.rank_answers import ask_ranks
 from cpudist.observability.stack_server import StackServer
 from cpudist.rendezvous import all_gather, connect, gather
 from cpudist.store import Connection, StoreLost
@@ -120,6 +121,13 @@ class RankContext:
             return published(store, self.world.size, seconds)
         return {}
 
+    def show_stacks_of(self, ranks: Collection[int]) -> list[int]:
+        """Write the stacks of these ranks of this host, which may hold Python's lock; return those that were found."""
+        found = [one for one in ask_ranks(job=self._name_of_job()) if one.address.rank in ranks] if ranks else []
+        for one in found:
+            say(one.text.rstrip())
+        return [one.address.rank for one in found]
+
     def wait_for_all(self) -> None:
         """Wait until all ranks have finished; does nothing a second time."""
         for finish in self.unfinished:
@@ -188,16 +196,18 @@ class RankContext:
 
     def _serve_stacks(self) -> None:
         """Let `cpudist stacks` find this rank from now on."""
-        job = f"{self.world.hosts[0]}:{self.rendezvous.port}"
         name = name_of(self.world)
         try:
             self.stacks = StackServer(
-                job, self.world.rank, self.world.size, name, lambda: summary(self._status(at_end=False))
+                self._name_of_job(), self.world.rank, self.world.size, name, lambda: summary(self._status(at_end=False))
             )
         except OSError as error:
             say(f"warning: cpudist stacks will not find {name}: {error.strerror}")
             return
         self.changes.then(self.stacks.stop)
+
+    def _name_of_job(self) -> str:
+        return f"{self.world.hosts[0]}:{self.rendezvous.port}"
 
     def note_place(self) -> None:
         """Note the line of the user's code in the main thread; it is reported until the next one is known."""

@@ -4,8 +4,8 @@
 
 The first exception of an observer is reported in one line. It ends that observer on this rank, and nothing else.
 
-The heartbeat's thread calls `beat` and `PaceMeter.read`. They and the methods of `ObservedBackend` take no lock, and
-call no object, that a thread of the script can hold (supervision/heartbeat.py).
+The heartbeat's thread calls `beat` and `PaceMeter.read`. They take no lock, and call no object, that a thread of the
+script can hold (supervision/heartbeat.py).
 """
 
 from __future__ import annotations
@@ -21,23 +21,10 @@ from cpudist.store import Connection, StoreLost
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from cpudist.backends import Backend
     from cpudist.supervision.rank_status import RankStatus
     from cpudist.supervision.step_counter import StepCounter
     from cpudist.world import RankInfo, World
-
-
-class ObservedBackend(Protocol):
-    """The part of a backend that observers may read; `Backend` describes the methods."""
-
-    @property
-    def name(self) -> str: ...
-    def transport(self) -> str | None: ...
-    def carriers(self) -> str | None: ...
-    def details(self) -> dict[str, Any]: ...
-    def progress(self) -> list[tuple[str, int | None]] | None: ...
-    def communication_seconds(self) -> float | None: ...
-    def communicated_bytes(self) -> int | None: ...
-    def compressed_bytes(self) -> tuple[int, int] | None: ...
 
 
 class ObservedJob(Protocol):
@@ -52,7 +39,7 @@ class ObservedJob(Protocol):
     @property
     def timeout(self) -> float: ...
     @property
-    def backend(self) -> ObservedBackend: ...
+    def backend(self) -> Backend: ...
     @property
     def counter(self) -> StepCounter: ...
     @property

@@ -66,7 +66,7 @@ class RankStacks:
         return answers.read(list[cls], listed)  # type: ignore[valid-type]
 
 
-def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
+def ask_ranks(processes: Collection[int] | None = None, job: str | None = None) -> list[RankStacks]:
     """Return the answer of every rank on this machine that this user may ask.
 
     Any user may name a socket like a rank's, so only root asks other users' processes.
@@ -74,8 +74,10 @@ def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
     Args:
         processes: ask only the ranks with these process ids, and leave out ranks whose threads do not answer. None: ask
             all, and send a signal if a thread does not answer; that rank may also write its stacks to its own output.
+        job: ask only the ranks of this job; see `StackAddress`.
     """
-    addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
+    found = filter(None, map(StackAddress.of, _sockets()))
+    addresses = {address for address in found if job in (None, address.job)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answered = pool.map(lambda address: _ask(address, processes), addresses)
     return [

@@ -3,8 +3,9 @@
 At each heartbeat every rank adds its signs of life to a counter in the store. If the counter does not change for too
 long, one rank reports the stall, all ranks write their stacks, and the job ends.
 
-C code that holds Python's interpreter lock stops the heartbeat, too. Therefore each beat restarts a timer of
-faulthandler, which needs no such lock. When the timer expires, it writes the stacks of the rank and ends it.
+C code that holds Python's interpreter lock stops the heartbeat, too. Another rank of the host then writes the stacks of
+that rank. If there is none, or no launcher kills the rank, it ends itself: each beat restarts a timer of faulthandler,
+which needs no such lock; it writes the stacks, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import say
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
 _SHOWN = "stall/shown/{rank}"  # set once this rank has written its stacks
+_ASKED = "stall/asked/{rank}"  # counter; the neighbour that makes it 1 asks this rank for its stacks
 _SHOW_SECONDS = 2.0  # Time for a rank to write its stacks.
+_ASK_SECONDS = 5.0  # Time for asking another rank on the host for its stacks.
 
 _timer = threading.Lock()
 _armed = False
@@ -45,6 +48,8 @@ class Stall:
         progress: returns a value that changes with each collective of this rank.
         explain: returns sentences about ranks that keep others waiting.
         show: writes this rank's stacks.
+        neighbours: the ranks on this host.
+        show_others: writes the stacks of some neighbours; returns those that it has found.
         before_end: called before this rank ends without a store.
     """
 
@@ -57,15 +62,18 @@ class Stall:
         progress: Callable[[], object],
         explain: Callable[[], list[str]],
         show: Callable[[], None],
+        neighbours: Collection[int],
+        show_others: Callable[[Collection[int]], Collection[int]],
         before_end: Callable[[], None],
         changes: Changes,
     ) -> None:
         self._seconds, self._world, self._heartbeat = seconds, world, heartbeat
         self._counter, self._progress = counter, progress
         self._explain, self._show, self._before_end = explain, show, before_end
-        # The timer expires after the other ranks have noticed the stall; they then wait for its stacks.
-        late = heartbeat.answer_seconds / 2 + 1
-        self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
+        self._neighbours, self._show_others = neighbours, show_others
+        # The timer expires after the other ranks have noticed the stall and asked for the stacks; they wait for it.
+        self._late = heartbeat.answer_seconds / 2 + 1 + _SHOW_SECONDS + _ASK_SECONDS
+        self._timer_seconds, self._show_seconds = seconds + self._late, self._late + _SHOW_SECONDS
         self._begun = False
         self._last: object = None  # this rank's signs of life at the last beat
         self._own = self._total = 0
@@ -86,8 +94,8 @@ class Stall:
 
     def _beat(self, store: Connection | None) -> None:
         try:
-            if self._reports and store is not None:
-                self._report(store)
+            if self._ending and store is not None:
+                self._complete(store)
             elif not self._ending and self.has_stalled(store):
                 self._end(store)
         except StoreLost:
@@ -134,10 +142,16 @@ class Stall:
             abort(1)
         store.set({_SHOWN.format(rank=self._world.rank): b"1"})
 
-    def _report(self, store: Connection) -> None:
-        """Report the cause once all ranks have written their stacks or time is up; the watches then end all ranks."""
+    def _complete(self, store: Connection) -> None:
+        """Write the stacks of neighbours that cannot; report the cause once all stacks are written, or time is up."""
         self._show_seconds -= self._heartbeat.seconds
-        if self._show_seconds < 0 or store.check([_SHOWN.format(rank=rank) for rank in range(self._world.size)]):
+        ages = store.ages([_SHOWN.format(rank=rank) for rank in range(self._world.size)])
+        missing = [rank for rank, age in enumerate(ages) if age is None]
+        if self._show_seconds < self._late and self._neighbours:
+            silent, self._neighbours = [rank for rank in self._neighbours if rank in missing], ()
+            asked = [rank for rank in silent if store.add(_ASKED.format(rank=rank), 1) == 1]
+            store.set({_SHOWN.format(rank=rank): b"1" for rank in self._show_others(asked)})
+        elif self._reports and (self._show_seconds < 0 or not missing):
             self._reports = False
             for sentence in self._explain():
                 say(sentence)

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import closing
 from multiprocessing import get_context
@@ -25,11 +26,12 @@ import cpudist
 from cpudist.console import end_now
 from cpudist.errors import UserError
 from cpudist.job import Job, fail
+from cpudist.lost_ranks import JOB_ID, told
 from cpudist.observability import rank_answers
 from cpudist.observability.stack_server import StackAddress
 from cpudist.processes import read
 from cpudist.store import Connection
-from cpudist.supervision import long_waits, watch
+from cpudist.supervision import watch
 from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
@@ -163,7 +165,8 @@ def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(rank: int, 
 
 
 def test_a_collective_that_a_rank_never_calls() -> None:
-    """Is reported after a third of the timeout, and at its end."""
+    """Is reported after a third of the timeout, and at its end; `cpudist launch` is told, too."""
+    launched = uuid.uuid4().hex
 
     def script() -> None:
         job = begin()
@@ -175,8 +178,8 @@ def test_a_collective_that_a_rank_never_calls() -> None:
         finally:
             time.sleep(1)  # A heartbeat publishes that gloo's collective has completed.
 
-    (first, output), *others = fork_ranks(script, 3)
-    assert [first, *others] == [1, (1, ""), (1, "")]
+    (first, output), *others = fork_ranks(script, 3, variables={JOB_ID: launched})
+    assert [first, *others, told(launched)] == [1, (1, ""), (1, ""), [1, 2]]
     line = r"test_ends\.py:\d+"
     causes = [rf"rank {n} \(\S+\) never reached all_reduce #\d+ \(4 B, {line}\); it was last in {line}" for n in (1, 2)]
     for cause in causes:
@@ -238,31 +241,3 @@ def test_a_heartbeat_waits_for_nothing_that_the_script_holds() -> None:
     os.close(reader)
     os.close(writer)
     assert [status for status, _ in ranks] == [0, 0], ranks
-
-
-def test_waits_of_seconds_in_one_line_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_waits, "LONG_WAIT_SECONDS", 1.0)
-
-    def script() -> None:
-        job = begin(timeout=60)
-        dist.all_reduce(torch.ones(1))  # connects them
-        for _ in range(3):
-            time.sleep(3 * job.world.rank)
-            dist.all_reduce(torch.ones(1))
-        job.shutdown()
-
-    (first, output), (second, nothing) = fork_ranks(script)
-    assert (first, second, nothing) == (0, 0, "")
-    assert len(re.findall(r"waiting for [1-3] s of 60: rank 1 \(\S+\) never reached all_reduce", output)) == 1, output
-
-
-def test_a_rank_at_its_end_that_others_wait_for() -> None:
-    def script() -> None:
-        for _ in range(1 + begin().world.rank):
-            dist.all_reduce(torch.ones(1))
-
-    statuses, output = ends(script)
-    assert statuses == [1, 1]
-    place = r"at the end of its script, last in \w+\.py:\d+"
-    cause = rf"cpudist: rank 0 \(\S+\) never reached .*; it was {place}; ending the job\n$"
-    assert re.search(cause, output), output

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from cpudist.backends.interface import Call, Calls
 from cpudist.lost_ranks import LostRank
 from cpudist.supervision import rank_texts
+from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, beat_seconds, status_of
 from cpudist.supervision.reports import Explanation
+from cpudist.waiting import LONG_WAIT_SECONDS
 
 WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))
 
@@ -81,6 +83,11 @@ def test_other_texts_are_refused(text: str) -> None:
 def test_many_ranks_ask_the_store_less_often() -> None:
     """As docs/scale.md says: all together 500 times a second at most."""
     assert [beat_seconds(ranks) for ranks in (1, 16, 32, 64, 500, 1000)] == [0.25, 0.25, 0.5, 1, 1, 2]
+
+
+def test_a_rank_that_does_not_answer_is_known_before_the_first_report_of_a_wait() -> None:
+    for ranks in (2, 64, 1000):
+        assert 3 * beat_seconds(ranks) < Heartbeat(ranks, None, 1).answer_seconds < LONG_WAIT_SECONDS
 
 
 MB = 1 << 20

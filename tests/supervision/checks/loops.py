@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 USE, FAULT = sys.argv[1:]
-LATE_SECONDS = 15
-FAULTS = {
-    "late": lambda: time.sleep(LATE_SECONDS),
+STEPS = 10_000 if FAULT == "lost" else 30
+FAULTS: dict[str, Callable[[], object]] = {
+    "late": lambda: time.sleep(15),
     "exit": lambda: sys.exit(0),
     "exit3": lambda: sys.exit(3),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -26,7 +28,7 @@ FAULTS = {
 
 def steps(rank: int) -> Iterator[int]:
     """Yield the numbers of the steps; the fault comes between two of them."""
-    for step in range(10_000 if FAULT == "lost" else 30):
+    for step in range(STEPS):
         if step == 10 and rank == 1 and FAULT != "none":
             print(f"fault at {time.time():.2f}", file=sys.stderr, flush=True)
             if FAULT == "raise":
@@ -40,8 +42,44 @@ def steps(rank: int) -> Iterator[int]:
         print("trained", flush=True)
 
 
-def model() -> torch.nn.Module:
+def train(rank: int, model: Any, optimizer: Any = None, backward: Any = torch.Tensor.backward) -> None:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in steps(rank):
+        backward(model(torch.randn(64, 64)).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def new_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+
+
+def ddp() -> None:
+    import cpudist
+
+    train(cpudist.init().rank, cpudist.wrap(new_model()))
+    cpudist.shutdown()
+
+
+def plain() -> None:
+    dist.init_process_group("gloo")
+    train(dist.get_rank(), torch.nn.parallel.DistributedDataParallel(new_model()))
+
+
+def accelerate() -> None:
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(cpu=True), new_model()
+    prepared = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    train(accelerator.process_index, *prepared, accelerator.backward)
+
+
+def fsdp() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    import cpudist
+
+    train(cpudist.init().rank, fully_shard(new_model()))
 
 
 def calls() -> None:
@@ -51,75 +89,21 @@ def calls() -> None:
         dist.all_reduce(torch.ones(100))
 
 
-def ddp() -> None:
-    import cpudist
-
-    world = cpudist.init()
-    trained = cpudist.wrap(model())
-    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3)
-    for _ in steps(world.rank):
-        trained(torch.randn(64, 64)).pow(2).mean().backward()
-        cpudist.step(optimizer)
-        optimizer.zero_grad()
-    cpudist.shutdown()
-
-
-def plain() -> None:
-    dist.init_process_group("gloo")
-    trained = torch.nn.parallel.DistributedDataParallel(model())
-    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3)
-    for _ in steps(dist.get_rank()):
-        trained(torch.randn(64, 64)).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def accelerate() -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    net = model()
-    trained, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=1e-3))
-    for _ in steps(accelerator.process_index):
-        accelerator.backward(trained(torch.randn(64, 64)).pow(2).mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def fsdp() -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    import cpudist
-
-    world = cpudist.init()
-    sharded = fully_shard(model())
-    optimizer = torch.optim.SGD(sharded.parameters(), lr=1e-3)
-    for _ in steps(world.rank):
-        sharded(torch.randn(64, 64)).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def trainer() -> None:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
     class Faults(TrainerCallback):
-        def on_train_begin(self, args, state, control, **_) -> None:  # type: ignore[no-untyped-def]
-            self.steps = steps(args.process_index)
-
-        def on_step_begin(self, args, state, control, **_) -> None:  # type: ignore[no-untyped-def]
-            control.should_training_stop = next(self.steps, None) is None
-
-        def on_train_end(self, args, state, control, **_) -> None:  # type: ignore[no-untyped-def]
-            next(self.steps, None)
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            next(numbers)  # stops a rank whose steps are over
 
     size = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 32}
-    net = BertForSequenceClassification(BertConfig(num_hidden_layers=1, num_attention_heads=2, **size))
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=1, num_attention_heads=2, **size))
     rows = [{"input_ids": torch.randint(5, 99, (8,)), "labels": i % 2} for i in range(64)]
-    arguments = TrainingArguments(
-        "out", max_steps=10_000 if FAULT == "lost" else 30, report_to="none", save_strategy="no", use_cpu=True
-    )
-    Trainer(net, arguments, train_dataset=rows, callbacks=[Faults()]).train()
+    arguments = TrainingArguments("out", max_steps=STEPS, report_to="none", save_strategy="no", use_cpu=True)
+    numbers = steps(arguments.process_index)
+    with suppress(StopIteration):
+        Trainer(model, arguments, train_dataset=rows, callbacks=[Faults()]).train()
+    next(numbers, None)
 
 
 if __name__ == "__main__":
