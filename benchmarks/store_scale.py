@@ -49,7 +49,7 @@ def status(rank: int) -> bytes:
         for _ in range(2)
     )
     host, line = f"node{rank // _RANKS_PER_NODE:04}", f"train.py:{random.randrange(1000)}"
-    return RankStatus(rank, host, line, "step", calls, calls[:1]).to_json().encode()
+    return RankStatus(rank, host, line, calls, calls[:1]).to_json().encode()
 
 
 def report(rank: int) -> bytes:

@@ -162,7 +162,7 @@ class Job:
     def end_of_script(self) -> None:
         """Shut down as the script asks for it; under `cpudist-train` only note the line, for what others report."""
         if self.owned_by_cli:
-            self._context.note_place()
+            self._context.note_line()
         else:
             self.shutdown()
 

@@ -23,7 +23,7 @@ from cpudist.rendezvous import all_gather, connect, gather
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
-from cpudist.supervision.rank_status import Place, RankStatus, published, status_of, user_place
+from cpudist.supervision.rank_status import RankStatus, published, status_of, user_line
 from cpudist.supervision.rank_texts import last_seen, summary
 from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import elsewhere, gather_rank_info, name_of
@@ -86,7 +86,7 @@ class RankContext:
         self.unfinished: list[Callable[[], None]] = []
         self.watch: Watch | None = None
         self.stacks: StackServer | None = None
-        self._place: Place | None = None
+        self._line = ""
         self._placement = launcher.placement()
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
         changes.then(self.rendezvous.close)
@@ -123,7 +123,8 @@ class RankContext:
 
     def show_stacks_of(self, ranks: Collection[int]) -> list[int]:
         """Write the stacks of these ranks of this host, which may hold Python's lock; return those that were found."""
-        found = [one for one in ask_ranks(job=self._name_of_job()) if one.address.rank in ranks] if ranks else []
+        asked = ask_ranks(job=self.stacks.job) if self.stacks is not None and ranks else []
+        found = [one for one in asked if one.address.rank in ranks]
         for one in found:
             say(one.text.rstrip())
         return [one.address.rank for one in found]
@@ -196,24 +197,22 @@ class RankContext:
 
     def _serve_stacks(self) -> None:
         """Let `cpudist stacks` find this rank from now on."""
+        job = f"{self.world.hosts[0]}:{self.rendezvous.port}"
         name = name_of(self.world)
         try:
             self.stacks = StackServer(
-                self._name_of_job(), self.world.rank, self.world.size, name, lambda: summary(self._status(at_end=False))
+                job, self.world.rank, self.world.size, name, lambda: summary(self._status(at_end=False))
             )
         except OSError as error:
             say(f"warning: cpudist stacks will not find {name}: {error.strerror}")
             return
         self.changes.then(self.stacks.stop)
 
-    def _name_of_job(self) -> str:
-        return f"{self.world.hosts[0]}:{self.rendezvous.port}"
-
-    def note_place(self) -> None:
+    def note_line(self) -> None:
         """Note the line of the user's code in the main thread; it is reported until the next one is known."""
-        self._place = user_place() or self._place
+        self._line = user_line() or self._line
 
     def _status(self, *, at_end: bool) -> RankStatus:
         pace = None if self.pace is None else self.pace.read(at_end=at_end)
-        self.note_place()
-        return status_of(self.world, self.backend, pace, self._place, at_end=at_end)
+        self.note_line()
+        return status_of(self.world, self.backend, pace, self._line, at_end=at_end)

@@ -67,6 +67,7 @@ class StackServer:
 
     Attributes:
         figures: returns the rank's figures; called by the thread.
+        job: see below.
 
     Args:
         job: a text that all ranks of the job have in common, such as the store's address.
@@ -80,7 +81,7 @@ class StackServer:
 
     def __init__(self, job: str, rank: int, size: int, name: str, status: Callable[[], str]) -> None:
         self.figures: Callable[[], dict[str, Any]] = dict
-        self._name, self._status = f"{name} (process {os.getpid()})", status
+        self.job, self._name, self._status = job, f"{name} (process {os.getpid()})", status
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)  # the signal's handler must not block

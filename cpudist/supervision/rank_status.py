@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from cpudist.store import Connection
     from cpudist.world import World
 
-Place = tuple[str, str]  # a line of code, as "train.py:88", and its function
-
 _KEY = "status/{rank}"
 _REQUESTS_PER_SECOND = 500.0  # Limit for all ranks together, which takes 4 % of a core (docs/scale.md).
 
@@ -75,7 +73,6 @@ class RankStatus:
         rank, host: the rank and its host name.
         line: the innermost line of the user's code in the main thread, as "train.py:88", or the last one that a
             heartbeat has seen. A program without user code has the innermost line of all; empty if there is none.
-        function: the function of this line.
         under_way: the oldest and the newest incomplete call of each group, oldest first.
         finished: the last completed collective of each group.
         at_end: whether the script has ended and the rank waits for the others.
@@ -86,7 +83,6 @@ class RankStatus:
     rank: int
     host: str
     line: str = ""
-    function: str = ""
     under_way: tuple[Call, ...] = ()
     finished: tuple[Call, ...] = ()
     at_end: bool = False
@@ -104,29 +100,33 @@ class RankStatus:
 
 
 def status_of(
-    world: World, backend: Backend | None, pace: Pace | None = None, place: Place | None = None, *, at_end: bool = False
+    world: World, backend: Backend | None, pace: Pace | None = None, line: str = "", *, at_end: bool = False
 ) -> RankStatus:
     """Return the status of this rank.
 
     Args:
         backend: reports the calls that are under way; None before it has started.
         pace: counters of this rank's training so far.
-        place: the newest result of `user_place` that is not None.
+        line: the newest result of `user_line` that is not empty.
         at_end: whether the script has ended.
     """
     calls = backend.calls() if backend is not None else None
-    line, function = place or user_place() or _place(None if at_end else _innermost())
     return RankStatus(
         world.rank,
         world.hosts[world.node_rank],
-        line,
-        function,
+        line or user_line() or ("" if at_end else _line(_innermost())),
         _ends_of_each_group(calls.under_way) if calls else (),
         calls.finished if calls else (),
         at_end,
         backend is None or calls is not None,
         pace,
     )
+
+
+def user_line() -> str:
+    """Return the innermost line of the user's code in the main thread, as "train.py:88"; empty if there is none."""
+    frames = (frame for frame, _ in traceback.walk_stack(_innermost()) if is_user_code(frame))
+    return _line(next(frames, None))
 
 
 def beat_seconds(ranks: int) -> float:
@@ -156,19 +156,12 @@ def _ends_of_each_group(calls: tuple[Call, ...]) -> tuple[Call, ...]:
     return tuple(calls[place] for place in ends)
 
 
-def user_place() -> Place | None:
-    """Return the innermost line of the user's code in the main thread, and its function; None if there is none."""
-    frames = (frame for frame, _ in traceback.walk_stack(_innermost()) if is_user_code(frame))
-    return next(map(_place, frames), None)
-
-
 def _innermost() -> FrameType | None:
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
-def _place(frame: FrameType | None) -> Place:
-    if frame is None:  # the script or the main thread has ended
-        return "", ""
+def _line(frame: FrameType | None) -> str:
+    if frame is None:  # the main thread has ended
+        return ""
     file = os.path.basename(frame.f_code.co_filename)
-    line = f", line {frame.f_lineno}" if file.startswith("cell ") else f":{frame.f_lineno}"  # of a notebook
-    return f"{file}{line}", frame.f_code.co_name
+    return f"{file}, line {frame.f_lineno}" if file.startswith("cell ") else f"{file}:{frame.f_lineno}"  # of a notebook

@@ -14,6 +14,8 @@ holds the seconds and the exit status of all these loops, and what differs from 
 import argparse
 import sys
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
@@ -44,7 +46,9 @@ def _loops(names: list[str]) -> bool:
     for fault in uses.FAULTS:
         cells = []
         for way in uses.WAYS:
-            endings = {name: uses.run(name, fault, way) for name in names if uses.has(way, fault)}
+            tried = names if uses.has(way, fault) else []
+            with ThreadPoolExecutor(3) as pool:  # most of the time they wait
+                endings = dict(zip(tried, pool.map(partial(uses.run, fault=fault, way=way), tried), strict=True))
             found = {name: short for name, one in endings.items() if (short := one.shortcomings(fault))}
             for name in found:
                 print(f"{name}, {fault}, {way}:", endings[name].output, sep="\n", file=sys.stderr, flush=True)

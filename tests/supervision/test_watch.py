@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,9 +35,8 @@ def address(server: StoreProcess) -> Address:
 def watch(server: StoreProcess, rank: int, timeout: float) -> Watch:
     world, heartbeat = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",)), Heartbeat(2, address(server), 5)
     status = RankStatus(rank, "h0", "train.py:9")
-    return Watch(
-        world, ["h0", "h0"], address(server), lambda at_end: replace(status, at_end=at_end), heartbeat, lambda: timeout
-    )
+    own = partial(replace, status)
+    return Watch(world, ["h0", "h0"], address(server), own, heartbeat, lambda: timeout)
 
 
 def test_a_function_that_raises_is_reported_once_and_the_others_are_called_without_the_store_too(
