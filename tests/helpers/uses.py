@@ -88,7 +88,7 @@ class Ending:
             "not trained": promise.fails or "\ntrained\n" in self.output,
             f"said {times} times": times == 1 or (times > 1 and promise.seconds > 10 and promise.fails),
             "rank 0 is named": not any(map(_INNOCENT.search, said)),
-            "a false alarm": fault != "none" or not jobs.Result(0, "", "".join(said)).report,
+            "a false alarm": fault != "none" or not re.search("warning|rank", jobs.Result(0, "", "".join(said)).report),
             "tracebacks": fault == "lost" or self.output.count("Traceback (") == (fault == "raise"),
             "a frame of cpudist": "cpudist/cli" not in self.output,
         }

@@ -1,7 +1,7 @@
 """Break jobs in every way that the tests know, and print how each one ended, as tables.
 
     scripts/faults.sh [--mpi intel,mpich,openmpi] [--launch] [--timeout 20] [FAULT ...]
-    scripts/faults.sh --uses [USE ...]
+    scripts/faults.sh --uses [USE ...] [FAULT ...]
 
 Jobs of 2 hosts x 2 ranks are started by each MPI's own mpirun and by `cpudist launch`. A cell of the table holds the
 seconds from the fault until the launcher had returned and no process of the job was left on any host, and the exit
@@ -37,17 +37,18 @@ def main() -> None:
     options = parser.parse_args()
     if reason := missing():
         sys.exit(reason)
-    sys.exit(_loops(options.names or uses.USES) if options.uses else _on_hosts(options))
+    sys.exit(_loops(options.names) if options.uses else _on_hosts(options))
 
 
 def _loops(names: list[str]) -> bool:
     """Print a row for each fault; return whether a loop ended otherwise than promised."""
     print(f"| fault | {' | '.join(uses.WAYS)} |\n|---|{'---|' * len(uses.WAYS)}", flush=True)
     wrong = False
-    for fault in uses.FAULTS:
+    loops = [name for name in uses.USES if name in names] or uses.USES
+    for fault in [name for name in uses.FAULTS if name in names] or uses.FAULTS:
         cells = []
         for way in uses.WAYS:
-            tried = names if uses.has(way, fault) else []
+            tried = loops if uses.has(way, fault) else ()
             with ThreadPoolExecutor(3) as pool:  # most of the time they wait
                 endings = dict(zip(tried, pool.map(partial(_run, fault, way), tried), strict=True))
             found = {name: short for name, one in endings.items() if (short := one.shortcomings(fault))}
