@@ -145,6 +145,8 @@ class Stall:
     def _complete(self, store: Connection) -> None:
         """Write the stacks of neighbours that cannot; report the cause once all stacks are written, or time is up."""
         self._show_seconds -= self._heartbeat.seconds
+        if not (self._reports or self._neighbours):
+            return
         ages = store.ages([_SHOWN.format(rank=rank) for rank in range(self._world.size)])
         missing = [rank for rank, age in enumerate(ages) if age is None]
         if self._show_seconds < self._late and self._neighbours:
@@ -160,10 +162,12 @@ class Stall:
 
 def _arm(seconds: float) -> None:
     global _armed
-    if _timer.acquire(blocking=False):  # otherwise the main thread forks, for how long ever; the next beat arms it
-        _armed = True
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the script may have replaced sys.stderr
-        _timer.release()
+    if _timer.acquire(blocking=False):  # not while the main thread forks; the next beat arms it
+        try:
+            _armed = True
+            faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the script may have replaced sys.stderr
+        finally:
+            _timer.release()
 
 
 def _disarm() -> None:
