@@ -24,7 +24,7 @@ import cloudpickle
 
 from cpudist.console import one_line
 from cpudist.errors import UserError
-from cpudist.notebook.cells import name_of
+from cpudist.notebook.cell import name_of
 
 MAIN = "__main__"
 _DEPTH = 8  # levels to search for the object that cannot be pickled

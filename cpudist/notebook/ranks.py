@@ -18,8 +18,7 @@ from typing import Literal
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.launchers.notebook import rank_variables, without_launcher
-from cpudist.notebook.cells import shell
-from cpudist.notebook.live_view import LiveView
+from cpudist.notebook.cell import LiveView, shell
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.result import Failure, Mailbox, Result
 from cpudist.notebook.settings import Settings
@@ -132,7 +131,7 @@ class LocalRanks:
         variables = _variables(settings, mark, run_id, attempt)
         # The agent kills every marked process, children of ranks included, even if this process is killed.
         self._agents = NodeAgents([Host("localhost")], mark, "RANK")
-        self._view = LiveView(shell())
+        self._view = LiveView()
         try:
             for local_rank in range(settings.num_processes):
                 own = rank_variables(settings.placement(local_rank), nodes.rendezvous(attempt))

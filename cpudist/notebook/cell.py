@@ -1,5 +1,6 @@
-"""Show the ranks of this node and their loss live in the notebook's cell."""
+"""The notebook's IPython shell, the names of its cells, and the live view of the ranks in a cell."""
 
+import sys
 import time
 import uuid
 from collections import deque
@@ -17,14 +18,26 @@ _ROOM = 16  # most ranks in the table
 _STYLE = "margin:0; padding:0 8px; font-size:13px; white-space:pre; overflow-x:auto"
 
 
-class LiveView:
-    """Shows the ranks of a job in an output area of the cell; `close` empties it.
+def shell() -> Any:
+    """Return IPython's shell, whose cells show figures; None in plain Python."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
-    Nothing is shown in plain Python (no `shell`), or in IPython in a terminal.
+
+def name_of(file: str) -> str:
+    """Return the cell that IPython has compiled under the name of a temporary file, such as "cell 5"; else `file`."""
+    compiler: Any = getattr(shell(), "compile", None)
+    label = compiler.format_code_name(file) if hasattr(compiler, "format_code_name") else None  # since IPython 8
+    return f"cell {label[1].strip('In[]')}" if label is not None else file
+
+
+class LiveView:
+    """Shows this node's ranks and their loss in an output area of the cell; `close` empties it.
+
+    Nothing is shown in plain Python, or in IPython in a terminal.
     """
 
-    def __init__(self, shell: Any) -> None:
-        self._display = shell.display_pub if hasattr(shell, "kernel") else None
+    def __init__(self) -> None:
+        self._display = shell().display_pub if hasattr(shell(), "kernel") else None
         self._name = {"display_id": uuid.uuid4().hex}
         self._looks = deque[dict[int, RankStacks]](maxlen=SAMPLES)
         self._pool = ThreadPoolExecutor(1)  # in a thread, because a busy rank may answer late
