@@ -8,43 +8,19 @@
 It must not import torch, MPI or jobs.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
-from cpudist.pinning import threads
 from cpudist.pinning.preload import preload_allocator
-from cpudist.pinning.rank_cpus import Starter, own_share, starter_of
-from cpudist.topology.cpulist import format_list
+from cpudist.pinning.rank_cpus import Pinning, Starter, own_share, starter_of
 from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import THREADS, PlanOptions, RankPlan, threads_set
+from cpudist.topology.pinning_plan import THREADS, PlanOptions, threads_set
 
 __all__ = ["Pinning", "decide", "pin", "preload_allocator"]
-
-
-@dataclass(frozen=True)
-class Pinning:
-    """CPUs and threads assigned to this rank."""
-
-    plan: RankPlan  # its cores and threads
-    bound: bool  # whether to set this process's mask to the plan's; in the result of `bind`, whether it was set
-
-    def bind(self, changes: Changes) -> Pinning:
-        """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""
-        if self.bound:
-            try:
-                threads.bind(self.plan, changes)
-            except OSError as error:  # the cpuset has changed since it was read
-                cpus = format_list(self.plan.cpus)
-                say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
-                return replace(self, bound=False)
-        return self
 
 
 def pin(launcher: Launcher) -> Pinning | None:
@@ -83,13 +59,13 @@ def decide(launcher: Launcher, chosen_threads: tuple[int, str] | None = None) ->
     user_threads, variable = chosen or (None, THREADS)
     options = PlanOptions(ranks, user_threads, variable)
     try:
-        share = own_share(this_machine(), starter.cpus, rank, ranks, options)
+        pinning = own_share(this_machine(), starter.cpus, rank, ranks, options)
     except UserError as error:
         _warn(launcher, f"ranks are not pinned: {error}")
         return None
-    if share.hint:
-        _warn(launcher, share.hint)
-    return Pinning(share.plan, share.bind)
+    if pinning.hint:
+        _warn(launcher, pinning.hint)
+    return pinning
 
 
 def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: Starter) -> tuple[int, str] | None:

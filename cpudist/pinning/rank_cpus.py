@@ -1,13 +1,38 @@
 """Find the CPUs of this rank, from its launcher's pinning or from the node's plan."""
 
+from __future__ import annotations
+
 import os
 from dataclasses import dataclass, replace
 
 from cpudist import processes
+from cpudist.changes import Changes
+from cpudist.console import say
+from cpudist.pinning.threads import bind
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
 from cpudist.topology.pinning_plan import Plan, PlanOptions, RankPlan, make_plan
+
+
+@dataclass(frozen=True)
+class Pinning:
+    """CPUs and threads assigned to this rank."""
+
+    plan: RankPlan  # its cores and threads; its `rank` is the local one
+    bound: bool  # whether to set this process's mask to the plan's; in the result of `bind`, whether it was set
+    hint: str = ""  # for the user
+
+    def bind(self, changes: Changes) -> Pinning:
+        """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""
+        if self.bound:
+            try:
+                bind(self.plan, changes)
+            except OSError as error:  # the cpuset has changed since it was read
+                cpus = format_list(self.plan.cpus)
+                say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
+                return replace(self, bound=False)
+        return self
 
 
 @dataclass(frozen=True)
@@ -37,17 +62,8 @@ def starter_of(rank_variable: str | None) -> Starter:
         return Starter(frozenset(os.sched_getaffinity(0)), variables)
 
 
-@dataclass(frozen=True)
-class Share:
-    """The plan of this rank."""
-
-    plan: RankPlan  # its cores and threads; its `rank` is the local one
-    bind: bool  # whether to narrow the rank's mask to the plan
-    hint: str = ""
-
-
-def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: int, options: PlanOptions) -> Share:
-    """Return the share of local rank `rank` of `ranks`.
+def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: int, options: PlanOptions) -> Pinning:
+    """Return the pinning of local rank `rank` of `ranks`.
 
     Args:
         starter_cpus: the CPUs of the process that started the ranks.
@@ -58,14 +74,14 @@ def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: 
     if ranks > 1 and len(usable.cpus) < len(everything.cpus):
         return _inside_own_mask(machine, len(everything.cores), rank, ranks, options)
     plan = make_plan(machine, replace(options, ranks=ranks))
-    return Share(plan.ranks[rank], plan.pinned, _over_subscribed(plan))
+    return Pinning(plan.ranks[rank], plan.pinned, _over_subscribed(plan))
 
 
 def _over_subscribed(plan: Plan) -> str:
     return next((line for line in plan.warnings if line.startswith("over-subscribed")), "")
 
 
-def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, options: PlanOptions) -> Share:
+def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, options: PlanOptions) -> Pinning:
     """Plan inside the mask that the launcher has set for this rank."""
     own = len(machine.usable.cores)
     # If the masks of all ranks exceed the node's cores in sum, ranks share masks. It is unknown which ranks share one.
@@ -75,7 +91,7 @@ def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, o
     if sharers > 1:
         threads = options.omp_threads or max(min(own // sharers, len(share.cpus)), 1)
         cpus = tuple(sorted(core.cpus[0] for core in machine.usable.cores))
-        return Share(RankPlan(rank, cpus, threads, numa_nodes=share.numa_nodes), bind=False)
+        return Pinning(RankPlan(rank, cpus, threads, numa_nodes=share.numa_nodes), bound=False)
     hint = _over_subscribed(plan)
     if 2 * own * ranks <= node_cores:
         hint = (
@@ -83,7 +99,7 @@ def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, o
             f" {format_list(machine.usable.cpus)}) and leaves most of {node_cores} idle; tell it not to bind"
             " (Open MPI: --bind-to none), and cpudist divides them"
         )
-    return Share(share, plan.pinned, hint)
+    return Pinning(share, plan.pinned, hint)
 
 
 def _part_of(limits: Limits, ranks: int) -> Limits:

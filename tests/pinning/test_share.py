@@ -43,7 +43,7 @@ def test_cores(allowed: frozenset[int], rank: int, ranks: int, cores: range) -> 
     share = own_share(machine(allowed), NODE, rank, ranks, PlanOptions())
     assert (share.plan.cpus, share.plan.omp_threads) == (tuple(cores), len(cores))
     assert share.plan.numa_nodes == ((0, 1) if ranks == 1 else (rank,))
-    assert (share.plan.rank, share.bind, share.hint) == (rank, True, "")
+    assert (share.plan.rank, share.bound, share.hint) == (rank, True, "")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_threads_and_hints(
     allowed: frozenset[int], quota: float | None, ranks: int, threads: int, bind: bool, hint: str
 ) -> None:
     share = own_share(machine(allowed, quota), NODE, 0, ranks, PlanOptions())
-    assert (share.plan.omp_threads, share.bind) == (threads, bind)
+    assert (share.plan.omp_threads, share.bound) == (threads, bind)
     assert hint in share.hint if hint else not share.hint
 
 
