@@ -9,8 +9,7 @@ from cpudist.console import number_of, size
 from cpudist.errors import Finding
 from cpudist.pinning.threads import memory_policy
 from cpudist.topology import sysfs
-from cpudist.topology.cpulist import format_list
-from cpudist.topology.kernel_files import Files
+from cpudist.topology.kernel_files import Files, format_list
 from cpudist.topology.limits import Throttling, read_limits
 from cpudist.topology.machine import BFLOAT16, FLOAT16, features, units
 

@@ -9,7 +9,7 @@ from cpudist import processes
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.pinning.threads import bind
-from cpudist.topology.cpulist import format_list
+from cpudist.topology.kernel_files import format_list
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
 from cpudist.topology.pinning_plan import Plan, PlanOptions, RankPlan, make_plan

@@ -8,7 +8,7 @@ from cpudist.backends.interface import Call
 from cpudist.console import names_of
 from cpudist.supervision.rank_status import RankStatus
 from cpudist.supervision.rank_texts import LINES, describe, last_seen
-from cpudist.topology.cpulist import format_list
+from cpudist.topology.kernel_files import format_list
 
 Statuses = Mapping[int, RankStatus | None]
 

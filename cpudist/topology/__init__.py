@@ -3,7 +3,7 @@
 - `identity.py`: which machine this is, and at which addresses others reach it.
 - this file: sockets, NUMA nodes, L3 groups and cores, by the operating system's numbers. `sysfs.py` reads them, and
   `exports.py` those of another machine, from a file.
-- `kernel_files.py`: reads /sys and /proc, or a copy; `cpulist.py`: parses lists and masks of CPUs.
+- `kernel_files.py`: reads /sys and /proc, or a copy, and the lists and masks of CPUs in them.
 - `limits.py`: the part of the machine that this process may use. `machine.py`: the topology and the limits together.
 - `pinning_plan.py`: a `Plan` from a machine and options. It reads no file, so it can also plan for another machine.
 - `picture.py`: the plan as text.

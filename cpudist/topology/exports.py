@@ -11,8 +11,7 @@ from pathlib import Path
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, NumaNode, Topology, assemble, sysfs
-from cpudist.topology.cpulist import LAST_CPU, parse_mask
-from cpudist.topology.kernel_files import Files
+from cpudist.topology.kernel_files import LAST_CPU, Files, parse_mask
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
 

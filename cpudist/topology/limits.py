@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cpudist.console import number_of
-from cpudist.topology.cpulist import parse_list
-from cpudist.topology.kernel_files import Files
+from cpudist.topology.kernel_files import Files, parse_list
 
 _Number = TypeVar("_Number", int, float)
 

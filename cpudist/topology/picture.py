@@ -6,7 +6,7 @@ from itertools import groupby
 
 from cpudist.console import number_of, size
 from cpudist.topology import Core, NumaNode, Topology
-from cpudist.topology.cpulist import format_list
+from cpudist.topology.kernel_files import format_list
 from cpudist.topology.machine import Machine
 from cpudist.topology.pinning_plan import Plan, RankPlan
 

@@ -19,7 +19,7 @@ from typing import Literal
 from cpudist.console import number_of
 from cpudist.errors import UserError
 from cpudist.topology import Core
-from cpudist.topology.cpulist import format_list
+from cpudist.topology.kernel_files import format_list
 from cpudist.topology.machine import Machine
 
 Part = Literal["socket", "numa", "l3"]

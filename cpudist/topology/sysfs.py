@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, NumaNode, Topology, assemble
-from cpudist.topology.cpulist import parse_list, parse_mask
-from cpudist.topology.kernel_files import Files
+from cpudist.topology.kernel_files import Files, parse_list, parse_mask
 
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"

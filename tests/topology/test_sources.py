@@ -15,9 +15,8 @@ from layouts import FOLDER, LAYOUTS, Shape, format_mask, machine_of, unpack
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, NumaNode, Topology, assemble, sysfs
-from cpudist.topology.cpulist import format_list, parse_mask
 from cpudist.topology.exports import machine_from, parse_hwloc, parse_lscpu
-from cpudist.topology.kernel_files import Files
+from cpudist.topology.kernel_files import Files, format_list, parse_mask
 from cpudist.topology.machine import BFLOAT16, Machine, features, this_machine, units
 
 COPIES = [name for name in LAYOUTS if name.endswith(".tar.xz")]
