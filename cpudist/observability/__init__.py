@@ -5,7 +5,7 @@
 - `pace.py`: reads the figures of this rank; `stragglers.py`: finds the rank that makes the others wait.
 - `unsynchronized.py`: warns about ranks that train without gradient synchronisation.
 - `metrics.py`: serves figures to Prometheus.
-- `timeline.py`: a trace of all ranks (`trace_events.py`), and its summary (`time_shares.py`).
+- `timeline.py`: a trace of all ranks, and its summary in words (`trace_events.py`).
 - `stack_server.py`: serves the ranks' stacks and figures.
 - `rank_answers.py`: asks the ranks, for `cpudist stacks`, `cpudist top` and a notebook's cell; `rank_table.py`: shows
   the answers as a table.

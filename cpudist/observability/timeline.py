@@ -24,8 +24,7 @@ from cpudist.console import names_of, number_of, say
 from cpudist.errors import UserError
 from cpudist.observability import trace_events
 from cpudist.observability.observers import ObservedJob, Observer
-from cpudist.observability.time_shares import report
-from cpudist.observability.trace_events import STEPS, Event
+from cpudist.observability.trace_events import STEPS, Event, report
 from cpudist.store import StoreLost
 
 _SPANS = 350_000  # Most spans of all ranks together; the trace is then smaller than 50 MB.

@@ -21,9 +21,8 @@ from observed import ALONE, Observed
 
 from cpudist.errors import UserError
 from cpudist.observability import timeline, trace_events
-from cpudist.observability.time_shares import divide, report
 from cpudist.observability.timeline import Timeline, align
-from cpudist.observability.trace_events import STEPS, Event, span
+from cpudist.observability.trace_events import STEPS, Event, divide, report, span
 from cpudist.world import World
 
 _SCRIPT = """
