@@ -6,7 +6,6 @@ Prints the table of `cpudist bench collectives` with these candidates besides. "
 does nothing: what torch takes for a call.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend "fake")
+from transports import group_over
 
 import cpudist
 from cpudist.bench import collectives, report
 from cpudist.bench.timing import Candidate, in_turn, timed
-
-TRANSPORT = "CPUDIST_TRANSPORT"
 
 
 def main() -> None:
@@ -39,7 +37,7 @@ def main() -> None:
 
 def rivals() -> collectives.Rivals:
     """Make the groups, and return the function that makes the candidates."""
-    oneccl, fake, mpi = group_without_shared_memory(), dist.new_group(backend="fake"), loaded_mpi()
+    oneccl, fake, mpi = group_over("oneccl"), dist.new_group(backend="fake"), loaded_mpi()
 
     def make(size: int, dtype: torch.dtype, buffers: int) -> dict[str, Candidate]:
         def all_of(call: Callable[[torch.Tensor], object]) -> Candidate:
@@ -55,15 +53,6 @@ def rivals() -> collectives.Rivals:
         return made
 
     return make
-
-
-def group_without_shared_memory() -> dist.ProcessGroup:
-    os.environ[TRANSPORT] = "oneccl"  # read when a group is made
-    try:
-        group: dist.ProcessGroup = dist.new_group(backend="ccl")
-        return group
-    finally:
-        del os.environ[TRANSPORT]
 
 
 def loaded_mpi() -> Any | None:

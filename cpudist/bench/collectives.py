@@ -40,23 +40,30 @@ _OPERATIONS: dict[str, tuple[Callable[..., object], tuple[bool, ...]]] = {
 
 
 def run(
-    world: World, say: Callable[[str], None], quick: bool = False, rivals: Rivals = lambda *_: {}
+    world: World,
+    say: Callable[[str], None],
+    quick: bool = False,
+    rivals: Rivals = lambda *_: {},
+    groups: Mapping[str, dist.ProcessGroup] | None = None,
 ) -> list[Comparison]:
-    """Measure on every rank of a job, and return the same figures on all ranks."""
+    """Measure on every rank of a job, and return the same figures on all ranks.
+
+    `groups` are compared; None: the job's own group and gloo.
+    """
     # torch 2.13 has new names for two of the calls; torch 2.8 has only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-    groups = both_groups(world.backend)
+    own = both_groups(world.backend)
     comparisons = []
     for name, dtype, size in _plan(quick):
         say(f"{name} {precision.name(dtype)} {size_cell(size)}")
         buffers = max(2, min(32, _ROTATED_BYTES // size))
         count = size // dtype.itemsize // world.size * world.size
         call = in_turn([_call(name, count, world.size, dtype) for _ in range(buffers)])
-        candidates = {backend: timed(partial(call, group=group)) for backend, group in groups.items()}
+        candidates = {backend: timed(partial(call, group=group)) for backend, group in (groups or own).items()}
         if name == _ALLREDUCE:
             candidates |= {COPY: _copy(count, dtype, buffers), **rivals(size, dtype, buffers)}
         times = take_turns(
-            {key: together(candidate, groups[GLOO]) for key, candidate in candidates.items()}, _turns(size, quick)
+            {key: together(candidate, own[GLOO]) for key, candidate in candidates.items()}, _turns(size, quick)
         )
         comparisons.append(Comparison(name, precision.name(dtype), times, _pairs(*times), size))
     return comparisons
