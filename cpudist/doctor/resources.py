@@ -10,7 +10,7 @@ from cpudist.errors import Finding
 from cpudist.pinning.threads import memory_policy
 from cpudist.topology import sysfs
 from cpudist.topology.kernel_files import Files, format_list
-from cpudist.topology.limits import Throttling, read_limits
+from cpudist.topology.limits import read_limits
 from cpudist.topology.machine import BFLOAT16, FLOAT16, features, units
 
 _RARELY = 0.01  # throttling in a smaller share of periods is no warning
@@ -23,7 +23,7 @@ _LEAST_SHM = 32 << 20
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
     if limits.quota is not None and limits.throttling is not None:
-        yield _stopped(limits.throttling)
+        yield _stopped(*limits.throttling)
     yield quota(limits.quota)
     online, own = sysfs.online_cpus(files), limits.cpus or frozenset()
     some = "all" if own == online else f"{format_list(own)} of"
@@ -54,9 +54,9 @@ def quota(cpus: float | None) -> Finding:
     return Finding("warning", "CPU quota", what, "give a whole number of CPUs (limits.cpu, docker --cpus, CPUQuota)")
 
 
-def _stopped(throttling: Throttling) -> Finding:
-    share = throttling.throttled / max(throttling.periods, 1)
-    said = f"the CPU quota has stopped this container in {share:.1%} of {throttling.periods} periods (nr_throttled)"
+def _stopped(periods: int, throttled: int) -> Finding:
+    share = throttled / max(periods, 1)
+    said = f"the CPU quota has stopped this container in {share:.1%} of {periods} periods (nr_throttled)"
     if share < _RARELY:
         return Finding("ok", "throttling", said)
     remedy = "start fewer threads (cpudist plan counts them by the quota), or raise it (limits.cpu, docker --cpus)"

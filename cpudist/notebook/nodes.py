@@ -20,7 +20,8 @@ from cpudist.store.process import StoreProcess
 from cpudist.waiting import announced, poll
 
 _LOOPBACK = "127.0.0.1"
-_SETTINGS = "settings"  # the store's key for the arguments in node 0's cell
+# Keys of the store: the arguments in node 0's cell, the failure of an attempt, and whether a node has left.
+_SETTINGS, _FAILED, _LEFT = "settings", "failed/{}", "left/{}"
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 0.2
 _READ_SECONDS = 5.0  # the other nodes may take this long to read the failure
@@ -65,7 +66,7 @@ class Nodes:
         if not self.several:
             return failure
         try:
-            first = self._store.compare_set(_failed(attempt), b"", failure.to_json().encode()).decode()
+            first = self._store.compare_set(_FAILED.format(attempt), b"", failure.to_json().encode()).decode()
         except StoreLost:
             return failure
         return failure if first == failure.to_json() else Failure.from_json(first)
@@ -77,7 +78,7 @@ class Nodes:
             return None
         self._polled = now
         try:
-            found = self._store.get([_failed(attempt)])
+            found = self._store.get([_FAILED.format(attempt)])
         except StoreLost:
             return Failure(
                 "node 0", "cannot be reached any more: its cell has ended, or its host or the link is down", now
@@ -88,9 +89,9 @@ class Nodes:
         """Leave the job; after a failure node 0 waits a few seconds for the other nodes to read it."""
         others = range(1, self._settings.num_nodes)
         with suppress(StoreLost):
-            self._store.set({_left(self._settings.node_rank): b"1"})
+            self._store.set({_LEFT.format(self._settings.node_rank): b"1"})
             if failed and self._settings.node_rank == 0:
-                self._store.wait_all([_left(node) for node in others], _READ_SECONDS)
+                self._store.wait_all([_LEFT.format(node) for node in others], _READ_SECONDS)
 
     def close(self) -> None:
         self._closing.close()
@@ -105,7 +106,7 @@ class Nodes:
             with suppress(StoreLost):  # the store of the last launch may be closing
                 if store.add(f"arrived/{node}", 1) == 1:
                     return True
-                if not store.check([_left(node)]):  # if it has left, it was this notebook's last launch
+                if not store.check([_LEFT.format(node)]):  # if it has left, it was this notebook's last launch
                     store.close()
                     raise UserError(
                         f"a cell with node_rank={node} has joined the job at {self._where()} already; give each node a"
@@ -153,11 +154,3 @@ class Nodes:
             f"no cell with node_rank=0 was found at {self._where()} within {self._settings.options.limit:g} s; run it"
             f" there, and look for a firewall: {why}"
         )
-
-
-def _failed(attempt: int) -> str:
-    return f"failed/{attempt}"
-
-
-def _left(node: int) -> str:
-    return f"left/{node}"

@@ -24,14 +24,6 @@ _NO_LIMIT = 1 << 60  # version 1 writes a number close to 2**63 for "no limit"
 
 
 @dataclass(frozen=True)
-class Throttling:
-    """A control group's number of CPU quota periods, and of throttled periods (nr_periods, nr_throttled)."""
-
-    periods: int
-    throttled: int
-
-
-@dataclass(frozen=True)
 class Limits:
     """The resources that a process may use; None if there is no limit.
 
@@ -41,14 +33,14 @@ class Limits:
         counted: number of CPUs that Slurm has given to this job step on this node. They are cores with
             `--hint=nomultithread`, otherwise hardware threads.
         memory: bytes for all ranks of the node together.
-        throttling: how often the CPU quota has throttled the group; None without a quota.
+        throttling: number of CPU quota periods, and of throttled periods; None without a quota.
     """
 
     cpus: frozenset[int] | None = None
     quota: float | None = None
     counted: int | None = None
     memory: int | None = None
-    throttling: Throttling | None = field(default=None, compare=False)
+    throttling: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -152,12 +144,9 @@ def _memory(files: Files, group: str) -> int | None:
     return None if not text or text == "max" or int(text) >= _NO_LIMIT else int(text)
 
 
-def _throttling(files: Files, group: str) -> Throttling | None:
-    text = files.read(f"{group}/cpu.stat") or ""
-    counts = {name: int(value) for name, value in re.findall(r"^(nr_\w+) (\d+)$", text, re.MULTILINE)}
-    if "nr_periods" not in counts:
-        return None
-    return Throttling(counts["nr_periods"], counts.get("nr_throttled", 0))
+def _throttling(files: Files, group: str) -> tuple[int, int] | None:
+    found = re.findall(r"^nr_(?:periods|throttled) (\d+)$", files.read(f"{group}/cpu.stat") or "", re.MULTILINE)
+    return (int(found[0]), int(found[1])) if len(found) == 2 else None
 
 
 def _least(values: Iterable[_Number | None]) -> _Number | None:

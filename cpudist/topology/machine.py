@@ -81,12 +81,9 @@ def cores_to_spare(
 ) -> int:
     """Return how many CPUs a process's computing threads leave unused; negative if there are fewer CPUs than threads.
 
-    Processes that may use the same CPUs (no pinning) share them evenly.
-
     Args:
-        own: the CPUs that this process may use.
+        own: the CPUs that this process may use. Processes with the same CPUs (no pinning) share them evenly.
         everyone: the same for every process of the job on this machine, this process included.
-        threads: the number of computing threads of this process.
         quota: the CPU quota that all these processes share, in CPUs; None without a limit.
     """
     users = Counter(cpu for cpus in everyone for cpu in cpus)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cpudist.errors import UserError
 from cpudist.topology.identity import addresses, interface_of
 from cpudist.topology.kernel_files import Files
-from cpudist.topology.limits import Limits, Throttling, read_limits
+from cpudist.topology.limits import Limits, read_limits
 from cpudist.topology.machine import cores_to_spare
 
 
@@ -44,7 +44,7 @@ def test_version_2_takes_the_smallest_on_the_way_up(tmp_path: Path) -> None:
     )
     found = read_limits(files, frozenset({3, 63, 64}), {})
     assert (found.quota, found.memory, found.cpus) == (1.5, 8 << 30, {3, 63})
-    assert found.throttling == Throttling(periods=10, throttled=4)
+    assert found.throttling == (10, 4)
 
 
 @pytest.mark.parametrize(("limit", "memory"), [(9223372036854771712, None), (1 << 30, 1 << 30)])
