@@ -39,7 +39,7 @@ class LiveView:
     def __init__(self) -> None:
         self._display = shell().display_pub if hasattr(shell(), "kernel") else None
         self._name = {"display_id": uuid.uuid4().hex}
-        self._looks = deque[dict[int, RankStacks]](maxlen=SAMPLES)
+        self._samples = deque[dict[int, RankStacks]](maxlen=SAMPLES)
         self._pool = ThreadPoolExecutor(1)  # in a thread, because a busy rank may answer late
         self._answers: Future[list[RankStacks]] | None = None
         self._asked = time.monotonic()
@@ -61,9 +61,9 @@ class LiveView:
 
     def _add(self, answers: dict[int, RankStacks]) -> None:
         if answers:
-            ranks = {**(self._looks[-1] if self._looks else {}), **answers}  # keeps the last answer of a silent rank
-            self._looks.append(ranks)
-            lines = table(rows_of(ranks, self._looks[0]), _ROOM, _COLUMNS)
+            ranks = {**(self._samples[-1] if self._samples else {}), **answers}  # keeps a silent rank's last answer
+            self._samples.append(ranks)
+            lines = table(rows_of(ranks, self._samples[0]), _ROOM, _COLUMNS)
             self._show("\n".join([*lines, *loss_lines(losses_of(ranks))]))
 
     def _show(self, text: str, *, again: bool = True) -> None:

@@ -6,7 +6,7 @@ from matplotlib._pylab_helpers import Gcf
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from cpudist.notebook.result import Mailbox
+from cpudist.notebook.result import ResultChannel
 
 
 class FigureManager(FigureManagerBase):
@@ -18,8 +18,8 @@ class FigureManager(FigureManagerBase):
         for manager in Gcf.get_all_fig_managers():
             picture = io.BytesIO()
             manager.canvas.figure.savefig(picture, format="png", bbox_inches="tight")
-            if Mailbox.of_rank_0 is not None:
-                Mailbox.of_rank_0.leave(picture.getvalue())
+            if ResultChannel.of_rank_0 is not None:
+                ResultChannel.of_rank_0.publish(picture.getvalue())
         Gcf.destroy_all()
 
 

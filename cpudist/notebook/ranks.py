@@ -20,13 +20,13 @@ from cpudist.launchers.mpi_launcher import Host
 from cpudist.launchers.notebook import rank_variables, without_launcher
 from cpudist.notebook.cell import LiveView, shell
 from cpudist.notebook.nodes import Nodes
-from cpudist.notebook.result import Failure, Mailbox, Result
+from cpudist.notebook.result import Failure, Result, ResultChannel
 from cpudist.notebook.settings import Settings
 from cpudist.processes import python_main
 from cpudist.relay import Relay
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
-_LOOK_SECONDS = 0.1  # polling interval
+_POLL_SECONDS = 0.1
 _OTHERS_SECONDS = 10.0  # after a failure the other ranks may take this long to end by themselves
 _STOP_SECONDS = 2.0  # after an interrupt ranks may take this long to clean up
 _REST_SECONDS = 1.0  # the rest of the output may take this long after a rank has ended
@@ -70,19 +70,19 @@ class _Rank:
 
     def __init__(self, settings: Settings, local_rank: int, payload: int, variables: Mapping[str, str]) -> None:
         self.number = settings.placement(local_rank).rank
-        self.mailbox = Mailbox()
+        self.channel = ResultChannel()
         self.failure: Failure | None = None
         self.result = Result(None)
         self.started = False
         prefix = settings.prefix(local_rank)
         shown = self.number == 0 or prefix is not None
         self.process = subprocess.Popen(
-            [*python_main("cpudist.notebook.worker"), str(payload), str(self.mailbox.descriptor)],
+            [*python_main("cpudist.notebook.worker"), str(payload), str(self.channel.descriptor)],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if shown else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(payload, self.mailbox.descriptor),
+            pass_fds=(payload, self.channel.descriptor),
             start_new_session=True,  # Jupyter interrupts the notebook's process group; `_stop` interrupts the ranks
         )
         assert self.process.stderr is not None
@@ -94,16 +94,16 @@ class _Rank:
     def has_ended(self) -> bool:
         """Return whether the process has ended; set `result` or `failure`, and show figures that have arrived."""
         status = self.process.poll()
-        for left in self.mailbox.arrived():
-            if isinstance(left, bytes):
-                picture = {"image/png": base64.b64encode(left).decode(), "text/plain": "a figure of rank 0"}
+        for message in self.channel.received():
+            if isinstance(message, bytes):
+                picture = {"image/png": base64.b64encode(message).decode(), "text/plain": "a figure of rank 0"}
                 shell().display_pub.publish(picture)
-            elif left is None:
+            elif message is None:
                 self.started = True
-            elif isinstance(left, Failure):
-                self.failure = left
+            elif isinstance(message, Failure):
+                self.failure = message
             else:
-                self.result = left
+                self.result = message
         if status not in (None, 0) and self.failure is None:
             self.failure = Failure.of_status(self.number, status)
         return status is not None
@@ -114,7 +114,7 @@ class _Rank:
         self.process.wait()
         for relay in self.relays:
             relay.finish(_REST_SECONDS, lambda: True)
-        self.mailbox.close()
+        self.channel.close()
 
 
 class LocalRanks:
@@ -201,7 +201,7 @@ class LocalRanks:
     def _pause(self) -> None:
         self._agents.tick()
         self._view.tick([rank.process.pid for rank in self._ranks])
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> dict[str, str]:

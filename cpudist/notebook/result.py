@@ -117,16 +117,16 @@ class Failure:
         raise error from failed
 
 
-class Mailbox:
+class ResultChannel:
     """Result channel from a rank to its notebook: a memory file with figures (PNG) and one result or failure."""
 
-    of_rank_0: ClassVar[Mailbox | None] = None  # in rank 0's process
+    of_rank_0: ClassVar[ResultChannel | None] = None  # in rank 0's process
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = os.memfd_create("cpudist-notebook") if descriptor is None else descriptor
         self._read = 0
 
-    def leave(self, content: Result | Failure | bytes | None) -> None:
+    def publish(self, content: Result | Failure | bytes | None) -> None:
         """Write a figure, a result, a failure, or None once an interrupt is reported as a failure."""
         try:
             data = cloudpickle.dumps(content)
@@ -139,7 +139,7 @@ class Mailbox:
         with open(f"/proc/self/fd/{self.descriptor}", "ab") as file:
             file.write(data)
 
-    def arrived(self) -> Iterator[Any]:
+    def received(self) -> Iterator[Any]:
         """Yield the messages that have been completed since the last call."""
         with open(f"/proc/self/fd/{self.descriptor}", "rb") as file:
             file.seek(self._read)

@@ -1,4 +1,4 @@
-"""The program of each rank of a notebook's job: `python -c … PAYLOAD MAILBOX`, two descriptors of memory files."""
+"""The program of each rank of a notebook's job: `python -c … PAYLOAD CHANNEL`, two descriptors of memory files."""
 
 import atexit
 import os
@@ -13,16 +13,16 @@ from cpudist import launchers
 from cpudist.console import end_now
 from cpudist.errors import from_user_code
 from cpudist.notebook.carry import unpack
-from cpudist.notebook.result import Failure, Mailbox, Result
+from cpudist.notebook.result import Failure, Result, ResultChannel
 from cpudist.pinning import pin
 
 
-def _call(payload: BinaryIO, mailbox: Mailbox, rank: int) -> None:
+def _call(payload: BinaryIO, channel: ResultChannel, rank: int) -> None:
     call = unpack(payload)  # only now, because it may import libraries that the job patches
     result = call()
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].show()  # Jupyter does this at the end of a cell
-    mailbox.leave(Result(result if rank == 0 else None))
+    channel.publish(Result(result if rank == 0 else None))
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     atexit.register(lambda: end_now(0) if completed.is_set() else None)
     payload, descriptor = int(sys.argv[1]), int(sys.argv[2])
     launcher = launchers.detect()
-    mailbox = Mailbox(descriptor)
+    channel = ResultChannel(descriptor)
     with open(f"/proc/self/fd/{payload}", "rb") as file:
         sys.path[:], settings = pickle.load(file)
         pinning = pin(launcher)  # it may execute this process again
@@ -40,19 +40,19 @@ def main() -> None:
             os.set_inheritable(inherited, False)
         sys.argv = [""]
         rank = launcher.placement().rank
-        Mailbox.of_rank_0 = mailbox if rank == 0 else None
+        ResultChannel.of_rank_0 = channel if rank == 0 else None
 
         try:
-            mailbox.leave(None)
+            channel.publish(None)
             # Late: torch reads the affinity and thread variables when it is imported.
             from cpudist import api
             from cpudist.training.run_target import run_target
 
-            run_target(partial(_call, file, mailbox, rank), api.enter(launcher, settings.options, pinning))
+            run_target(partial(_call, file, channel, rank), api.enter(launcher, settings.options, pinning))
             completed.set()
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             lines = traceback.format_exception(type(error), error, from_user_code(error.__traceback__))
             from cpudist import job
 
-            mailbox.leave(Failure.of(rank, error, "".join(lines).rstrip(), job.waited_for(error)))
+            channel.publish(Failure.of(rank, error, "".join(lines).rstrip(), job.waited_for(error)))
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cpudist.errors import UserError
 from cpudist.notebook.ranks import Output
-from cpudist.notebook.result import Failure, Mailbox, RankFailed, Result
+from cpudist.notebook.result import Failure, RankFailed, Result, ResultChannel
 
 HOST = socket.gethostname()
 
@@ -57,25 +57,25 @@ def test_a_failure_that_another_version_reports_is_one_too(text: str) -> None:
 
 
 @pytest.mark.job
-def test_a_mailbox_is_shared_and_read_once() -> None:
-    mailbox = Mailbox()
+def test_a_channel_is_shared_and_read_once() -> None:
+    channel = ResultChannel()
     try:
-        assert list(mailbox.arrived()) == []
+        assert list(channel.received()) == []
         if (child := os.fork()) == 0:
-            Mailbox(mailbox.descriptor).leave(b"picture")
-            Mailbox(mailbox.descriptor).leave(Result([1, "two"]))
+            ResultChannel(channel.descriptor).publish(b"picture")
+            ResultChannel(channel.descriptor).publish(Result([1, "two"]))
             os._exit(0)
         os.waitpid(child, 0)
-        assert list(mailbox.arrived()) == [b"picture", Result([1, "two"])]
-        with open(f"/proc/self/fd/{mailbox.descriptor}", "ab", buffering=0) as file:
+        assert list(channel.received()) == [b"picture", Result([1, "two"])]
+        with open(f"/proc/self/fd/{channel.descriptor}", "ab", buffering=0) as file:
             for byte in cloudpickle.dumps(Result("late")):  # a rank may be killed while it writes
-                assert list(mailbox.arrived()) == []
+                assert list(channel.received()) == []
                 file.write(bytes([byte]))
-        assert list(mailbox.arrived()) == [Result("late")]
+        assert list(channel.received()) == [Result("late")]
         with pytest.raises(UserError, match=r"the function's result, of type lock, cannot be carried back"):
-            mailbox.leave(Result(threading.Lock()))
+            channel.publish(Result(threading.Lock()))
     finally:
-        mailbox.close()
+        channel.close()
 
 
 def _shown(pieces: list[bytes], prefix: str | None, whole: bool) -> str:
