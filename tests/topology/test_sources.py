@@ -17,7 +17,7 @@ from cpudist.errors import UserError
 from cpudist.topology import Cpu, NumaNode, Topology, assemble, sysfs
 from cpudist.topology.exports import machine_from, parse_hwloc, parse_lscpu
 from cpudist.topology.kernel_files import Files, format_list, parse_mask
-from cpudist.topology.machine import BFLOAT16, Machine, features, this_machine, units
+from cpudist.topology.machine import Machine, this_machine
 
 COPIES = [name for name in LAYOUTS if name.endswith(".tar.xz")]
 
@@ -79,15 +79,6 @@ def test_a_machine_that_says_little_is_one_socket_one_node_and_one_l3_group(tmp_
     for xml in (infinite, infinite.replace('cpuset="0xf...f"', "")):
         assert parse_hwloc(xml) == (assemble([Cpu(0, 0), Cpu(1, 1)]), {0, 1})
     assert parse_lscpu("0,0\n1,1\n") == expected
-
-
-def test_the_units_that_compute_in_a_format(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    assert features(Files(tmp_path)) is None
-    (tmp_path / "proc" / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu amx_bf16\nflags\t\t: other\n")
-    found = features(Files(tmp_path))
-    assert found == {"fpu", "amx_bf16"}
-    assert units(found, BFLOAT16) == ["AMX"]
 
 
 def shape(machine: Machine) -> Shape:
