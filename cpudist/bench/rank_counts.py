@@ -29,13 +29,24 @@ class StepsTimedOut(UserError):
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one number of ranks."""
+    """Figures of one number of ranks, from the run record of rank 0."""
 
     ranks: int
-    threads: int  # number of threads of each rank
-    batches: float  # batches per second of all ranks together
-    memory: int  # memory of the largest rank in bytes
-    record: Mapping[str, Any]  # the run record of rank 0
+    record: Mapping[str, Any]
+
+    @property
+    def threads(self) -> int:
+        return min(int(rank["omp_threads"]) for rank in self.record["pinning"])
+
+    @property
+    def batches(self) -> float:
+        """Batches per second of all ranks together."""
+        return self.ranks / float(self.record["step_seconds"]["median"])
+
+    @property
+    def memory(self) -> int:
+        """Memory of rank 0 in bytes."""
+        return int(self.record["memory"])
 
 
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
@@ -65,29 +76,22 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
 def one(ranks: int, script: Sequence[str], limit: float = _SCRIPT_SECONDS) -> Measured:
     """Measure one number of ranks within `limit` seconds; raise the errors of `measure`."""
     with tempfile.TemporaryDirectory(prefix="cpudist-measure-") as folder:
-        files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
+        file = Path(folder, "record.json")
         with Path(folder, "output").open("wb+") as output:
-            program = ["-m", "cpudist.bench.rank_steps", folder, *script]
+            program = ["-m", "cpudist.bench.rank_steps", str(file), *script]
             command = [sys.executable, "-P", "-m", "cpudist", "launch", "--nproc", str(ranks), "--", *program]
             job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             try:
-                ended = poll(lambda: job.poll() is not None or all(file.exists() for file in files), limit)
+                ended = poll(lambda: job.poll() is not None or file.exists(), limit)
             finally:
                 _end(job)
-            if not all(file.exists() for file in files):
+            if not file.exists():
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()[-30:]
                 timed = f"no steps of {number_of(ranks, 'rank')} could be timed"
                 error = UserError if ended else StepsTimedOut
                 raise error("\n".join([f"{timed}: a script must make optimizer steps for 10 s", *lines]))
-        figures = [json.loads(file.read_text()) for file in files]
-    return Measured(
-        ranks,
-        threads=min(int(one["threads"]) for one in figures),
-        batches=sum(one["steps_per_second"] for one in figures),
-        memory=max(int(one["memory"]) for one in figures),
-        record=figures[0]["record"],
-    )
+        return Measured(ranks, json.loads(file.read_text()))
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:

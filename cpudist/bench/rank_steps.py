@@ -1,12 +1,11 @@
 """The program of each rank in `cpudist plan --measure`: run the user's script, or train the benchmarks' model.
 
-    cpudist-train -m cpudist.bench.rank_steps FOLDER [{SCRIPT.py | -m MODULE} [ARGS...]]
+    cpudist-train -m cpudist.bench.rank_steps FILE [{SCRIPT.py | -m MODULE} [ARGS...]]
 
-Each rank writes the figures of its steps to a file in FOLDER once, and goes on until the command ends the job.
+Rank 0 writes its run record to FILE once it has timed enough steps. The ranks go on until the command ends the job.
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ _STEPS, _SECONDS = 8, 8.0  # Measure at least so long. Gradients are timed until
 
 
 def step_hook(file: Path) -> Callable[..., None]:
-    """Return a hook that times the steps of all optimizers, and after enough steps writes the figures to `file`."""
+    """Return a hook that times the steps of all optimizers, and after enough steps writes the run record to `file`."""
     steps, begin = -_WARM_UP, 0.0
 
     def after_step(*_: Any) -> None:
@@ -39,19 +38,11 @@ def step_hook(file: Path) -> Callable[..., None]:
         seconds = time.perf_counter() - begin
         if steps >= _STEPS and seconds >= _SECONDS and not file.exists():
             new = file.with_suffix(".new")
-            new.write_text(json.dumps(_figures(steps, seconds)))
+            record = job.require().record.as_dict("running")
+            new.write_text(json.dumps(record | {"step_seconds": {"median": seconds / steps}}))
             new.replace(file)
 
     return after_step
-
-
-def _figures(steps: int, seconds: float) -> dict[str, Any]:
-    return {
-        "steps_per_second": steps / seconds,
-        "threads": torch.get_num_threads(),
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "record": job.require().record.as_dict("running") | {"step_seconds": {"median": seconds / steps}},
-    }
 
 
 def _train() -> None:
@@ -70,11 +61,11 @@ def _train() -> None:
 
 
 def main() -> None:
-    folder, *words = sys.argv[1:]
-    rank = api.init().rank
-    running = job.require()
-    running.observers.add(GradientTimes(running, running.record))
-    register_optimizer_step_post_hook(step_hook(Path(folder, f"{rank}.json")))
+    file, *words = sys.argv[1:]
+    if api.init().rank == 0:
+        running = job.require()
+        running.observers.add(GradientTimes(running, running.record))
+        register_optimizer_step_post_hook(step_hook(Path(file)))
     if not words:
         _train()
     module = words[0] == "-m"

@@ -113,7 +113,7 @@ def test_ranks_whose_steps_take_too_long_end_the_search(monkeypatch: pytest.Monk
         limits.append(limit)
         if ranks > slow:
             raise rank_counts.StepsTimedOut("no steps")
-        return rank_counts.Measured(ranks, 1, batches=ranks, memory=1, record={})
+        return rank_counts.Measured(ranks, {"step_seconds": {"median": 1}, "memory": 1})
 
     monkeypatch.setattr(rank_counts, "one", one)
     slow = 2
