@@ -15,12 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import api, job
 from cpudist.bench.report import Comparison
-from cpudist.bench.timing import CCL, GLOO, Candidate, Turns, both_groups, take_turns, timed, together
+from cpudist.bench.timing import ALONE, CCL, GLOO, Candidate, Turns, both_groups, take_turns, timed, together
 from cpudist.errors import UserError
 from cpudist.optimization import precision
 from cpudist.world import World
 
-ALONE = "no communication"
 # name -> (process group, compression of gradients)
 CANDIDATES: dict[str, tuple[str, str]] = {
     ALONE: (CCL, "none"),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cpudist.bench.report import Comparison
-from cpudist.bench.timing import GLOO, Candidate, Turns, both_groups, in_turn, take_turns, timed, together
+from cpudist.bench.timing import COPY, GLOO, Candidate, Turns, both_groups, in_turn, take_turns, timed, together
 from cpudist.console import size as size_cell
 from cpudist.optimization import precision
 from cpudist.world import World
@@ -24,7 +24,6 @@ _ALLREDUCE_SIZES = {
 _OTHER_SIZES = (1 * _MB, 16 * _MB)
 _ROTATED_BYTES = 32 * _MB  # rotate buffers of this size, more than a core's own caches hold
 
-COPY = "memory copy"
 # Returns further candidates for an allreduce by name. Arguments: bytes of a tensor, its type, number of tensors.
 Rivals = Callable[[int, torch.dtype, int], Mapping[str, Candidate]]
 

@@ -1,4 +1,4 @@
-"""The results of a benchmark: their tables, the description of the machine, and the JSON file with both."""
+"""The results of a benchmark: their tables, the JSON file with the description of the machine, and the pictures."""
 
 import itertools
 import json
@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from cpudist.bench.timing import Timings, ratio
+from cpudist.bench.timing import ALONE, CCL, COPY, GLOO, Timings, ratio
 from cpudist.console import aligned, number_of, size
 from cpudist.job import Job
 from cpudist.topology.machine import allowed_cpus, cpu_model
 from cpudist.version import __version__
 
+_COLORS = {CCL: "tab:blue", GLOO: "tab:orange", COPY: "lightgray", ALONE: "lightgray"}
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 # Prefixes of variables that change the speed of ranks. The report has those that are set.
 _RECORDED = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
@@ -139,3 +140,49 @@ def _cell(timings: Timings, scale: float = 1.0, unit: str = "") -> str:
     values = [value / scale for value in (timings.median, *timings.spread)]
     median, low, high = (f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in values)
     return f"{median}{unit} ({low}-{high})"
+
+
+def draw(results: Sequence[Comparison], path: Path) -> None:
+    """Draw curves of the collectives' times by size, or bars of a step's times, into a PNG file."""
+    from matplotlib.figure import Figure  # without pyplot, which would choose a window system
+
+    kinds = list(by_kind(results))
+    rows = (len(kinds) + 1) // 2
+    figure = Figure(figsize=(12, 1 + 3 * rows), layout="constrained")
+    for number, (title, comparisons) in enumerate(kinds, 1):
+        axes = figure.add_subplot(rows, 2, number)
+        axes.set(title=f"{title}, in seconds")
+        (_bars if comparisons[0].size is None else _curves)(comparisons, axes)
+    figure.savefig(path, dpi=120)
+
+
+def _bars(comparisons: Sequence[Comparison], axes: Any) -> None:
+    timings = comparisons[0].timings
+    medians, errors = _medians_and_errors(list(timings.values()))
+    axes.barh(list(timings), medians, xerr=errors, color=[_color(name) for name in timings], capsize=2)
+    axes.invert_yaxis()
+
+
+def _curves(comparisons: Sequence[Comparison], axes: Any) -> None:
+    """Draw a line for each candidate, on two logarithmic axes."""
+    sizes = [one.size for one in comparisons]
+    for name in comparisons[0].timings:
+        medians, errors = _medians_and_errors([one.timings[name] for one in comparisons])
+        axes.errorbar(sizes, medians, errors, fmt="o-", color=_color(name), label=name, markersize=4, capsize=2)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [size(one or 0) for one in sizes])
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _color(name: str) -> str:
+    """Return the color of a candidate, such as ``gloo, powersgd``."""
+    return next((color for part, color in _COLORS.items() if part in name), _COLORS[CCL])
+
+
+def _medians_and_errors(timings: Sequence[Timings]) -> tuple[list[float], list[list[float]]]:
+    medians = [one.median for one in timings]
+    below = [max(one.median - one.spread[0], 0.0) for one in timings]
+    above = [max(one.spread[1] - one.median, 0.0) for one in timings]
+    return medians, [below, above]

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
 def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     # Late: they import torch, which takes seconds; --help does not need it.
     from cpudist import api
-    from cpudist.bench import between_hosts, collectives, plot, report
+    from cpudist.bench import between_hosts, collectives, report
     from cpudist.job.job_options import JobOptions
 
     job = api.enter(launcher, JobOptions(backend="ccl", timeout=_TIMEOUT, from_flags=True))
@@ -88,7 +88,7 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
         if options.json:
             report.write(options.json, options.subject, where, measured)
         if options.plot:
-            plot.draw(measured, options.plot)
+            report.draw(measured, options.plot)
     job.shutdown()
 
 

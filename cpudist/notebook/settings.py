@@ -78,12 +78,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     job_options = JobOptions(
         backend=backend,
         backend_options=backends.applicable(backend, given["options"], node_rank == 0),
-        timeout=given["timeout"],
-        interface=given["interface"],
-        compress=given["compress"],
-        resume=given["resume"],
-        async_checkpoint=given["async_checkpoint"],
-        stall=given["stall"],
+        **{name: given[name] for name in ("timeout", "interface", "compress", "resume", "async_checkpoint", "stall")},
         record=None if given["record"] is None else Path(given["record"]),
     )
     if backend != "auto" or job_options.backend_options:
