@@ -19,7 +19,7 @@ def steady(*medians: float) -> Timings:
     return Timings(tuple((median * 0.9, median, median * 1.2) for median in medians))
 
 
-def test_the_median_is_over_all_calls_the_spread_between_rounds_and_drift_cancels_in_ratios() -> None:
+def test_statistics_of_rounds() -> None:
     timings = Timings(((1.0, 2.0, 9.0), (3.0, 4.0, 5.0)))
     assert (timings.median, timings.by_round, timings.spread) == (3.5, [2.0, 4.0], (2.0, 4.0))
     # The machine slows down fourfold from round to round; one candidate always takes twice as long.

@@ -48,7 +48,7 @@ def test_ranks_that_train_apart_and_are_averaged_learn() -> None:
 
 
 @pytest.mark.job
-def test_digits_are_learnt_and_a_folder_of_images_goes_on_from_that_model(tmp_path: Path) -> None:
+def test_images_are_classified_alike_on_two_ranks(tmp_path: Path) -> None:
     """On two ranks; then two classes in colour, of which one process and two ranks classify as many rightly."""
     digits, colors = tmp_path / "digits", tmp_path / "colors"
     words = ["--num_train_epochs", "6", "--learning_rate", "3e-3", "--per_device_train_batch_size", "16"]

@@ -261,7 +261,7 @@ def _events() -> Iterator[Event]:
         yield _call(rank, until, 60, sequence=4) | {"tid": 1 << 23}
 
 
-def test_each_moment_counts_once_and_operators_are_named_where_torch_calls_them() -> None:
+def test_each_moment_counts_once() -> None:
     shares, waited = divide(list(_events()))
     expected = dict.fromkeys(("loading data", "communicating", "waiting", "Python and others"), 10)
     assert {name: round(share, 1) for name, share in shares.items()} == {"computing": 40, "optimizer": 20, **expected}
@@ -271,7 +271,7 @@ def test_each_moment_counts_once_and_operators_are_named_where_torch_calls_them(
     assert lines[2:4] == ["aten::linear 40 %", "aten::add_ 19 %"]
 
 
-def test_a_rank_alone_waits_for_none_and_moments_without_steps_do_not_count() -> None:
+def test_moments_without_steps_do_not_count() -> None:
     events = [span(3, 0, "step 0", 1000, 1040), span(3, 0, "step 2", 1060, 1100), span(3, 5, "aten::mm", 990, 1020)]
     assert report(events, {3: "rank 3 (h0)"}) == [
         "Python and others 75 %, computing 25 %, communicating 0 %, loading data 0 %, optimizer 0 %, waiting 0 %",

@@ -243,5 +243,5 @@ done.set()
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")
-def test_threads_move_to_the_plans_core_and_back_but_a_placed_one_stays() -> None:
+def test_threads_move_unless_other_code_has_placed_them() -> None:
     assert jobs.completed([sys.executable, "-c", _OWN_PLAN], timeout=120).stdout == 2 * "True True True\n"

@@ -103,7 +103,7 @@ def test_whose_word_the_number_of_threads_is(
 
 
 @pytest.mark.job
-def test_the_starter_is_the_nearest_ancestor_without_this_ranks_variable() -> None:
+def test_the_starter_has_not_this_ranks_variable() -> None:
     """A shell between this process, which stands for the launcher, and the rank has the rank's variable as well."""
     program = """if True:
         from cpudist.pinning.rank_cpus import starter_of

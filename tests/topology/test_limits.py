@@ -71,7 +71,7 @@ def test_a_container_of_version_1_without_a_namespace(tmp_path: Path, limit: int
 
 @pytest.mark.parametrize("path", ["/docker/abc", "/other/abc", "/../other", "/"])
 @pytest.mark.parametrize("kind", ["cgroup2", "cgroup"])
-def test_a_group_whose_folder_is_not_mounted_has_the_limits_of_the_mount(tmp_path: Path, path: str, kind: str) -> None:
+def test_a_group_that_is_not_mounted_has_the_mounts_limits(tmp_path: Path, path: str, kind: str) -> None:
     """A container with a namespace of its own may see a path of the host, or one outside of its namespace."""
     options, controllers = ("rw", "") if kind == "cgroup2" else ("rw,cpu", "cpu")
     files = tree(
@@ -133,7 +133,7 @@ def test_cores_to_spare(processes: int, cores: int, pinned: bool, threads: int, 
         assert cores_to_spare(own, cpus, threads, quota=quarters and quarters / 4) == share - threads
 
 
-def test_an_interface_has_its_own_addresses_and_a_missing_one_is_an_error() -> None:
+def test_addresses_of_an_interface() -> None:
     own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     assert set(addresses()) <= own | {"127.0.0.1"}
     loopback = addresses("lo")

@@ -123,7 +123,7 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("threads", [None, 1, 8, 9])
-def test_a_number_of_threads_of_the_user_stays_and_leaves_a_rank_its_cores(threads: int | None) -> None:
+def test_threads_of_the_user_stay(threads: int | None) -> None:
     plan = make_plan(machine(cores=16), PlanOptions(2, threads))
     assert [rank.cpus for rank in plan.ranks] == [tuple(range(8)), tuple(range(8, 16))]
     assert [rank.omp_threads for rank in plan.ranks] == [threads or 8] * 2

@@ -90,7 +90,7 @@ def test_the_picture() -> None:
     assert "GB of memory" not in draw(more, make_plan(more, PlanOptions(1)), 80)
 
 
-def test_a_measured_number_of_ranks_is_the_default_and_odd_ones_are_said(
+def test_a_measured_number_of_ranks_is_the_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert measured_ranks.load() is None

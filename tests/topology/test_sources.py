@@ -65,7 +65,7 @@ def test_hwlocs_xml_and_lscpus_table_describe_the_machine_of_a_copy(name: str) -
     assert parse_lscpu(as_table(topology)) == replace(topology, numa_nodes=nodes)
 
 
-def test_a_machine_that_says_little_is_one_socket_one_node_and_one_l3_group(tmp_path: Path) -> None:
+def test_defaults_where_a_source_says_little(tmp_path: Path) -> None:
     expected = assemble([Cpu(0, 0), Cpu(1, 1)], [NumaNode(0)])
     for cpu in (0, 1):
         folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
