@@ -1,7 +1,7 @@
 """Train from a notebook, or from plain Python: start a job, show its output, and return its result or its error.
 
 - `entry.py`: `notebook_launcher`, with restarts; `settings.py`: its arguments, checked.
-- `carry.py`: pickles the notebook's functions and classes, with all that they use, for other processes; compares the
+- `pickling.py`: pickles the notebook's functions and classes, with all that they use, for other processes; compares the
   calls in the cells of several nodes.
 - `ranks.py`: starts this node's ranks, shows their output and waits until all have ended.
 - `nodes.py`: the store for the rendezvous of the ranks and the failure reports of the nodes' notebooks.

@@ -9,8 +9,8 @@ from contextlib import closing
 from typing import Any, Literal
 
 from cpudist.console import say
-from cpudist.notebook.carry import pack
 from cpudist.notebook.nodes import Nodes
+from cpudist.notebook.pickling import pack
 from cpudist.notebook.ranks import LocalRanks
 from cpudist.notebook.result import Failure, Interrupted, Result
 from cpudist.notebook.settings import Settings, check

@@ -133,7 +133,7 @@ class ResultChannel:
         except Exception as error:  # noqa: BLE001 - objects raise what they like
             kind = type(getattr(content, "value", None)).__name__
             raise UserError(
-                f"the function's result, of type {kind}, cannot be carried back to the notebook:"
+                f"the function's result, of type {kind}, cannot be serialised for the notebook:"
                 f" {one_line(str(error))}; return numbers, tensors or the like, or save it to a file"
             ) from None
         with open(f"/proc/self/fd/{self.descriptor}", "ab") as file:

@@ -14,7 +14,7 @@ from cpudist.errors import UserError
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
 from cpudist.launchers.launcher import token_in
-from cpudist.notebook.carry import digest, pack
+from cpudist.notebook.pickling import digest, pack
 
 PORT = 29500  # torch's default; the cells of several nodes must use the same port
 # Accelerate's parameters for torchelastic, and their defaults.

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from cpudist import launchers
 from cpudist.console import end_now
 from cpudist.errors import from_user_code
-from cpudist.notebook.carry import unpack
+from cpudist.notebook.pickling import unpack
 from cpudist.notebook.result import Failure, Result, ResultChannel
 from cpudist.pinning import pin
 

@@ -72,7 +72,7 @@ def test_a_channel_is_shared_and_read_once() -> None:
                 assert list(channel.received()) == []
                 file.write(bytes([byte]))
         assert list(channel.received()) == [Result("late")]
-        with pytest.raises(UserError, match=r"the function's result, of type lock, cannot be carried back"):
+        with pytest.raises(UserError, match=r"the function's result, of type lock, cannot be serialised"):
             channel.publish(Result(threading.Lock()))
     finally:
         channel.close()

@@ -126,7 +126,7 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseExcep
     used = f", which {user} uses," if user else ""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     return (
-        f"{name} (of type {kind}){used} cannot be carried over to the ranks' processes: {reason}; make it inside the"
+        f"{name} (of type {kind}){used} cannot be serialised for the ranks: {reason}; make it inside the"
         " function, or pass what it can be made from"
     )
 

@@ -13,7 +13,7 @@ import torch
 from jobs import completed
 
 from cpudist.errors import UserError
-from cpudist.notebook.carry import digest, pack
+from cpudist.notebook.pickling import digest, pack
 from cpudist.world import World
 
 NOTEBOOK = """
@@ -60,7 +60,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("takes", r"args\[1\] \(of type _thread.lock\) cannot be carried over"),
+        ("takes", r"args\[1\] \(of type _thread.lock\) cannot be serialised"),
         ("uses_helper", r"lock \(of type _thread.lock\), which helper uses,"),
         ("uses_model", r"model.parts\['first'\]\[1\] \(of type _thread.lock\), which uses_model uses,"),
         ("uses_nested", r"lines \(of type generator\), which uses_nested uses,"),
@@ -70,7 +70,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
         ("waits", r"event\._cond\._lock \(of type _thread.lock\), which waits uses,"),
     ],
 )
-def test_what_cannot_be_carried_is_named(run: Any, function: str, message: str) -> None:
+def test_what_cannot_be_serialised_is_named(run: Any, function: str, message: str) -> None:
     args = (1, threading.Lock()) if function == "takes" else ()
     with pytest.raises(UserError, match=message):
         pack(run(NOTEBOOK)[function], args, io.BytesIO())
@@ -103,7 +103,9 @@ def code(variables: dict[str, Any], name: str) -> str:
 @pytest.mark.job
 def test_the_same_code_in_another_process(run: Any) -> None:
     """Hashes of texts differ there, so sets have another order."""
-    program = f"{CELLS}\nimport io\nfrom cpudist.notebook.carry import pack\nprint(pack(print, (train,), io.BytesIO()))"
+    program = (
+        f"{CELLS}\nimport io\nfrom cpudist.notebook.pickling import pack\nprint(pack(print, (train,), io.BytesIO()))"
+    )
     assert completed([sys.executable, "-c", program], timeout=60).stdout.strip() == code(run(CELLS), "train")
 
 
