@@ -69,7 +69,7 @@ def supervise(
     Args:
         variables: the launcher's environment; CPUDIST_JOB_ID in it marks the processes of this job.
         grace: seconds that ranks get to save a checkpoint after a signal, SIGUSR1 included; a second signal ends the
-            grace. None: ranks do not save on signals.
+            grace, except the first one after SIGUSR1. None: ranks do not save on signals.
 
     Raises:
         UserError: a host's node agent does not start.
@@ -92,7 +92,7 @@ def supervise(
             # Hydra reports a killed rank on standard output, Open MPI on standard error.
             outputs = [
                 _Output("standard output", sys.stdout, mpi.banner),
-                _Output("standard error", sys.stderr, _STOPPED_RANK, lambda: bool(stop) and grace is None),
+                _Output("standard error", sys.stderr, _STOPPED_RANK, lambda: bool(stop)),
             ]
             pipes = (process.stdout, process.stderr)
             relays = [Relay(pipe, output.write) for pipe, output in zip(pipes, outputs, strict=True)]
@@ -114,8 +114,11 @@ def supervise(
         killed = first_killed(mpi.killed_ranks(tail), agents.first_ended)
     output_lost = any(relay.error is not None for relay in relays)
     if stop:
-        # Ranks that get time to save a checkpoint report how they end, unless the time was too short.
-        why = f"stopped by {signal.Signals(stop[0]).name}" if grace is None or reason else ""
+        # Ranks that save a checkpoint report it; a rank that the signal kills reports nothing.
+        silent = grace is None or reason or killed or outputs[1].hidden
+        why = f"stopped by {signal.Signals(stop[0]).name}" if silent else ""
+        if why and grace is not None and killed and killed.how not in ("ended", signal.SIGTERM, *stop):
+            why = f"{why}, and {killed}"  # for example because memory ran out while it saved
         return JobExit(128 + stop[0], stopped=True, reason=why, output_lost=output_lost)
     if unreached and not reason:
         reason = f"{names(unreached)} cannot be reached to make sure that no process is left there"
@@ -167,7 +170,9 @@ def _wait(
             # Bypass the launcher: Open MPI's would send SIGTERM instead, and SIGKILL a second later.
             if not agents.signal_ranks(number):
                 _signal_group(process, number)
-            deadline = now + stop_seconds if deadline is None else now  # a second signal ends the grace
+            # A scheduler sends SIGUSR1 as a notice, and SIGTERM at the time limit.
+            ends = [number for number in stop[:passed_on] if number != _CHECKPOINT_SIGNAL]
+            deadline = now if len(ends) > 1 else now + stop_seconds
         if deadline is not None:
             if now > deadline:
                 return "it was stopped"
@@ -197,7 +202,11 @@ def _report_start(hosts: Sequence[Host], agents: NodeAgents) -> None:
 
 
 class _Output:
-    """Writes to a standard stream (None: closed) without `banner` while `hides` is true; keeps the text's end."""
+    """Writes to a standard stream (None: closed) without `banner` while `hides` is true; keeps the text's end.
+
+    Attributes:
+        hidden: whether a banner was left out.
+    """
 
     def __init__(
         self,
@@ -212,6 +221,7 @@ class _Output:
         self._to = None if stream is None else stream.fileno()  # avoids the stream's lock, which would block our exit
         self._kept = b""
         self._failed = False
+        self.hidden = False
 
     def write(self, piece: bytes) -> None:
         """Write all bytes, even to a non-blocking file. After an OSError, which it reports, the job continues."""
@@ -237,7 +247,8 @@ class _Output:
     def _without_banner(self, piece: bytes) -> bytes:
         if self._banner is None or not self._hides():
             return piece
-        text = self._banner.sub(b"", self._begun + piece)
+        text, banners = self._banner.subn(b"", self._begun + piece)
+        self.hidden |= banners > 0
         begun = _BANNERS_BEGIN.search(text) if piece else None  # an empty piece is the end of the stream
         self._begun = text[begun.start() :] if begun else b""
         return text.removesuffix(self._begun)

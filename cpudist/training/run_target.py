@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cpudist.observability.gradient_times import GradientTimes
 from cpudist.on_import import after_import
-from cpudist.training.interruption import Interrupted, Interruption
+from cpudist.training.interruption import Interrupted, Interruption, OwnLoopWarning
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -51,6 +51,8 @@ def run_target(target: Target, job: Job) -> int:
     time_trainer(job)
     if job.options.checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
+        if job.world.rank == 0:
+            job.observers.add(OwnLoopWarning(job.record))
     try:
         target()
     except Interrupted as end:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -25,7 +26,7 @@ os.close(2)
 print(*range({LINES}), sep="\\n")
 """
 LOST = "cpudist: rank 0 ended without an error message (killed?)"  # as the store would report the rank
-# Its rank takes a while to save a checkpoint.
+# Its rank takes SECONDS to save a checkpoint; then it is LOST, or not.
 SAVER = """
 import os, signal, subprocess, sys
 numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -33,16 +34,21 @@ for number in numbers:
     signal.signal(number, signal.SIG_IGN)
 rank = (
     "import signal, sys, time\\n"
-    "def save(number, _):\\n"
+    "numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)\\n"
+    "def save(first, _):\\n"
+    "    for number in numbers: signal.signal(number, signal.SIG_IGN)\\n"
+    "    print('saving', flush=True)\\n"
     "    time.sleep(SECONDS)\\n"
-    "    print('saved at', signal.Signals(number).name, flush=True)\\n"
-    "    print(LOST, file=sys.stderr)\\n"
+    "    print('saved at', signal.Signals(first).name, flush=True)\\n"
+    "    if LOST: print(LOST, file=sys.stderr)\\n"
     "    sys.exit(1)\\n"
-    "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1): signal.signal(number, save)\\n"
+    "for number in numbers: signal.signal(number, save)\\n"
     "print('at work', flush=True)\\n"
     "time.sleep(1000)"
 )
-sys.exit(subprocess.run([sys.executable, "-c", rank], env={**os.environ, "PMI_RANK": "0"}).returncode)
+status = subprocess.run([sys.executable, "-c", rank], env={**os.environ, "PMI_RANK": "0"}).returncode
+print(KILLED, end="")
+sys.exit(status)
 """
 SUPERVISE = """
 import os, sys, uuid
@@ -73,29 +79,52 @@ def test_a_reader_may_take_its_time() -> None:
             supervising.terminate()
 
 
+USR1, TERM, KILL = signal.SIGUSR1, signal.SIGTERM, "SIGKILL (dmesg there tells whether memory ran out)"
+KILLED = "{0}\n=   BAD TERMINATION OF\n=   RANK 0 PID 9 RUNNING AT h0\n=   KILLED BY SIGNAL: {1} (Killed)\n{0}\n"
+
+
 @pytest.mark.parametrize(
-    ("number", "grace", "takes", "said", "reason"),
+    ("numbers", "grace", "takes", "lost", "killed", "said", "reason"),
     [
-        (signal.SIGINT, ["60"], 1, "saved at SIGINT\n", f"{LOST}\n"),
-        (signal.SIGUSR1, ["60"], 0, "saved at SIGUSR1\n", f"{LOST}\n"),
-        (signal.SIGHUP, ["60"], 0, "saved at SIGTERM\n", f"{LOST}\n"),
-        (signal.SIGTERM, ["1"], 1000, "", "stopped by SIGTERM\n"),
-        (signal.SIGTERM, [], 0, "saved at SIGTERM\n", "stopped by SIGTERM\n"),
+        ([signal.SIGINT], ["60"], 1, "", 0, "saved at SIGINT\n", ""),
+        ([USR1], ["60"], 0, "", 0, "saved at SIGUSR1\n", ""),
+        ([USR1, TERM], ["60"], 2, "", 0, "saved at SIGUSR1\n", ""),  # Slurm's notice, and its time limit
+        ([USR1, TERM, TERM], ["60"], 1000, "", 0, "", "stopped by SIGUSR1\n"),
+        ([signal.SIGHUP], ["60"], 0, "", 0, "saved at SIGTERM\n", ""),
+        ([TERM], ["1"], 1000, "", 0, "", "stopped by SIGTERM\n"),
+        # An own loop does not save: the signal kills it, or memory runs out meanwhile.
+        ([TERM], ["60"], 0, LOST, 0, "saved at SIGTERM\n", "stopped by SIGTERM\n"),
+        ([signal.SIGHUP], ["60"], 0, "", 15, "saved at SIGTERM\n", "stopped by SIGHUP\n"),
+        (
+            [USR1],
+            ["60"],
+            0,
+            LOST,
+            9,
+            "saved at SIGUSR1\n",
+            f"stopped by SIGUSR1, and rank 0 on h0 was killed by {KILL}\n",
+        ),
+        ([TERM], [], 0, LOST, 9, "saved at SIGTERM\n", "stopped by SIGTERM\n"),
     ],
 )
 def test_ranks_get_the_signal_and_time_to_save(
-    number: signal.Signals, grace: list[str], takes: int, said: str, reason: str
+    numbers: list[signal.Signals], grace: list[str], takes: int, lost: str, killed: int, said: str, reason: str
 ) -> None:
-    saver = SAVER.replace("SECONDS", str(takes)).replace("LOST", repr(LOST))
+    saver = SAVER.replace("SECONDS", str(takes)).replace("LOST", repr(lost))
+    saver = saver.replace("KILLED", repr(KILLED.format("=" * 83, killed) if killed else ""))
     with subprocess.Popen(
         [*COMMAND, saver, *grace], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as supervising:
         try:
-            assert supervising.stdout.readline() == "at work\n"
-            supervising.send_signal(number)
+            assert supervising.stdout.readline() == "at work\n", supervising.stderr.read()
+            supervising.send_signal(numbers[0])
+            assert supervising.stdout.readline() == "saving\n"
+            for number in numbers[1:]:
+                supervising.send_signal(number)
+                time.sleep(0.5)
             assert supervising.stdout.read() == said
             assert supervising.stderr.read() == reason
-            assert supervising.wait(30) == 128 + number
+            assert supervising.wait(30) == 128 + numbers[0]
         finally:
             supervising.terminate()
 
@@ -120,7 +149,7 @@ def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("does", "status", "reason"),
     [
-        ("import os; os.kill(os.getpid(), 9)", 128 + 9, f"{Path(sys.executable).name}, was killed by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 9)", 128 + 9, f"{Path(sys.executable).name}, was killed by {KILL}\n"),
         # Open MPI's waits without a bound when a firewall blocks its daemons' answers.
         ("import time; time.sleep(1000)", 1, "started no rank within 10 s"),
     ],

@@ -12,14 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
+from observed import Observed
 from torch.distributed import HashStore
 
 from cpudist.errors import StartupTimeout, UserError
+from cpudist.observability.record import RunRecord
+from cpudist.observability.training_figures import Training
 from cpudist.store.client import Address, StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
 from cpudist.supervision.heartbeat import Heartbeat
-from cpudist.training.interruption import Interruption
+from cpudist.training.interruption import Interruption, OwnLoopWarning
 from cpudist.training.output_log import log_output
 from cpudist.waiting import poll
 
@@ -62,6 +65,17 @@ def test_a_signal_ends_a_rank_whose_store_is_lost() -> None:
     finally:
         interruption.end()
         heartbeat.stop()
+
+
+def test_an_own_loop_hears_once_that_no_signal_saves_it(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Observed()
+    record = RunRecord(job)
+    warning, own_loop, trainers = OwnLoopWarning(record), record.training, Training(job.counter)
+    for training, lines in ((trainers, 0), (own_loop, 1), (own_loop, 0)):
+        record.training = training
+        warning.step(None)
+        assert capsys.readouterr().err.count("--checkpoint-on-signal saves in Trainer's loop alone") == lines
+    job.changes.undo()
 
 
 @pytest.mark.job
