@@ -19,6 +19,7 @@ from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
+from cpudist.observability.training_figures import checked_count, checked_loss
 
 if TYPE_CHECKING:
     from cpudist.job import Job
@@ -239,25 +240,27 @@ def mean(tensor: torch.Tensor | float) -> torch.Tensor:
     return require().backend.mean(tensor)
 
 
-def log(*, loss: float | torch.Tensor | None = None, samples: int = 0) -> dict[str, float]:
+def log(*, loss: float | torch.Tensor | None = None, samples: int = 0, tokens: int = 0) -> dict[str, float]:
     """Log figures of an own training loop, as Trainer does: for `cpudist top`, `summary`, `forecast` and metrics.
 
     Optimizer steps are counted without it. Trainer's own loops need no call.
 
     Args:
         loss: the loss of the newest step, on this rank or over all ranks; a tensor of one element is read.
-        samples: this rank's samples since the last call, for the speed of all ranks: ranks count as equal.
+        samples, tokens: those of this rank since the last call, for the speed of all ranks: ranks count as equal.
 
     Returns:
         Figures for a reporter such as TensorBoard or wandb, by name: ``loss``, and on rank 0 once the speed is known
-        ``cpudist_samples_per_second``, and of the ranks' waits what Trainer's reporters get.
+        ``cpudist_samples_per_second``, ``cpudist_tokens_per_second``, and of the ranks' waits what Trainer's reporters
+        get.
 
     Raises:
-        UserError: there is no running job.
+        UserError: there is no running job, the loss is no number, or `samples` or `tokens` is no whole number.
 
     Examples:
         >>> world = cpudist.init()
         >>> cpudist.log(loss=0.25, samples=32)
         {'loss': 0.25}
     """
-    return require().record.log(None if loss is None else float(loss), samples)
+    counts = {"samples": checked_count("samples", samples), "tokens": checked_count("tokens", tokens)}
+    return require().record.log(checked_loss(loss), counts)

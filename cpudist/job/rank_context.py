@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
@@ -40,6 +40,25 @@ def untested_torch() -> str | None:
     """Return a warning if torch is newer than the newest tested version; None otherwise."""
     newer = torch.__version__ > f"{_TESTED_TORCH}.99"
     return f"cpudist was not tested with torch {torch.__version__}, only up to {_TESTED_TORCH}" if newer else None
+
+
+class _Exit(SystemExit):
+    """Raised by `sys.exit` during a job. The interpreter gives no exit status to functions of `atexit`.
+
+    Attributes:
+        uncaught: what has ended the interpreter; None: no call of `sys.exit`. One that the script handles, as around
+            argparse, ends nothing.
+    """
+
+    uncaught: ClassVar[Any] = None
+
+    def __del__(self) -> None:
+        if sys._getframe().f_back is None:  # dropped by the interpreter itself, just before the functions of `atexit`
+            _Exit.uncaught = self.code
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    raise _Exit(status)
 
 
 class RankContext:
@@ -185,12 +204,13 @@ class RankContext:
             self.watch.waiting_agent = self.launcher.waiting_agent
             self.changes.then(self.watch.close)
         self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
+        self.changes.attribute(sys, "exit", _exit)
         atexit.register(self._end_with_process)
         self.changes.then(lambda: atexit.unregister(self._end_with_process))
 
     def _end_with_process(self) -> None:
-        """End the job at exit; an exception that has bypassed excepthook counts as a failure."""
-        error = getattr(sys, "last_value", None)
+        """End the job at exit; an exception that has bypassed excepthook, or an exit status, counts as a failure."""
+        error = getattr(sys, "last_value", None) or (SystemExit(_Exit.uncaught) if _Exit.uncaught else None)
         if isinstance(error, BaseException):
             self.fail(error, lambda _error: None)
         self.on_end()

@@ -11,7 +11,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -119,20 +119,26 @@ class RunRecord(Observer):
         """Note each rank's communication wait and straggler delay, at the end of the job on rank 0."""
         self.waiting = waiting(self._job.statuses())
 
-    def log(self, loss: float | None, samples: int) -> dict[str, float]:
-        """Add the loss, and this rank's samples since the last call, of a script's own loop; return all figures."""
+    def log(self, loss: float | None, counts: Mapping[str, int]) -> dict[str, float]:
+        """Add the loss, and this rank's counts since the last call, of a script's own loop; return all figures.
+
+        Args:
+            counts: the numbers of "samples" and "tokens".
+        """
         training, steps = self.training, self.training.steps
         if loss is not None:
             training.losses.append(loss)
-        if samples:
-            training.add_samples(samples * self._job.world.size)
+        for name, count in counts.items():
+            if count:
+                training.add(name, count * self._job.world.size)
         since, self._logged = max(steps - self._logged, 1), steps
         return {**({} if loss is None else {"loss": loss}), **self.figures(since)}
 
     def figures(self, steps: int) -> dict[str, float]:
         """Return the figures of the last `steps` steps for a reporter; none before the speed is known."""
-        speed = self.training.samples_per_second(steps)
-        figures = {"samples_per_second": speed, **self.compared} if speed else {}
+        rates = ((name, self.training.per_second(name, steps)) for name in ("samples", "tokens"))
+        speed = {f"{name}_per_second": rate for name, rate in rates if rate}
+        figures = {**speed, **self.compared} if speed else {}
         return {f"cpudist_{name}": value for name, value in figures.items()}
 
     def newest(self) -> dict[str, Any]:
@@ -222,7 +228,8 @@ class RunRecord(Observer):
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "pinning": self._pinning,
             "steps": training.steps or None,
-            "samples_per_second": _rounded(training.samples_per_second()),
+            "samples_per_second": _rounded(training.per_second("samples")),
+            "tokens_per_second": _rounded(training.per_second("tokens")),
             "step_seconds": {"median": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
             "communication_share": _rounded(training.communication_share()),
             "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},

@@ -49,11 +49,17 @@ class Run:
             "recomputed": number_of(lost, "step") if lost else "",
             "steps": str(get("steps") or ""),
             "samples/s": f"{get('samples_per_second'):.4g}" if get("samples_per_second") else "",
+            "tokens/s": f"{get('tokens_per_second'):.4g}" if get("tokens_per_second") else "",
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
             "waits for messages": f"{100 * share:.0f} %" if share is not None else "",
-            "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if loss.get("last") is not None else "",
+            "loss": f"{_finite(loss['first'])} to {_finite(loss['last'])}" if get("losses") else "",
             "curve": curve([loss for loss in get("losses") or () if loss is not None]),
         }
+
+
+def _finite(loss: float | None) -> str:
+    """Return a loss as text; the record has null for infinity and NaN."""
+    return "not finite" if loss is None else f"{loss:.4g}"
 
 
 def read(path: Path) -> Run:

@@ -1,9 +1,14 @@
 """Times, losses and speed of one training loop on this rank."""
 
+import operator
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+
+from cpudist.errors import UserError
 from cpudist.supervision.step_counter import StepCounter
 
 _STEPS = 10_000  # The times of so many newest steps are kept.
@@ -17,19 +22,19 @@ class Training:
         counter: counts the steps of this process.
         first: the number of steps completed before this attempt.
         times: the time of each of the newest steps, with data loading, and its communication wait (None: not measured).
-        samples_per_step: samples of all ranks in a step, on average; None: unknown.
+        per_step: samples and tokens of all ranks in a step, on average, as far as they are known.
         losses: the losses that Trainer or the script has logged.
     """
 
     counter: StepCounter
     first: int = 0
     times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_STEPS))
-    samples_per_step: float | None = None
+    per_step: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._before = self.counter.steps
-        self._samples = 0
+        self._counts = Counter[str]()
         self._begin = 0.0, 0.0  # at the begin of this step: the time, and the communication seconds so far
 
     @property
@@ -37,10 +42,10 @@ class Training:
         """The optimizer steps of this loop so far."""
         return self.counter.steps - self._before
 
-    def add_samples(self, count: int) -> None:
-        """Add the samples of all ranks in the steps since the last call."""
-        self._samples += count
-        self.samples_per_step = self._samples / max(self.steps, 1)
+    def add(self, name: str, count: int) -> None:
+        """Add the "samples" or "tokens" of all ranks in the steps since the last call."""
+        self._counts[name] += count
+        self.per_step[name] = self._counts[name] / max(self.steps, 1)
 
     def begin_step(self, communicated: float | None) -> None:
         """Begin to time a step, given this process's seconds of communication so far."""
@@ -56,12 +61,31 @@ class Training:
         """Return the times of the newest steps; any thread may call this."""
         return [seconds for seconds, _ in list(self.times)]
 
-    def samples_per_second(self, steps: int = _STEPS) -> float | None:
-        """Return the global samples per second over the last `steps` steps; None if unknown."""
-        seconds = self.step_seconds()[-steps:]
-        return self.samples_per_step * len(seconds) / sum(seconds) if seconds and self.samples_per_step else None
+    def per_second(self, name: str, steps: int = _STEPS) -> float | None:
+        """Return the global "samples" or "tokens" per second over the last `steps` steps; None if unknown."""
+        seconds, each = self.step_seconds()[-steps:], self.per_step.get(name)
+        return each * len(seconds) / sum(seconds) if seconds and each else None
 
     def communication_share(self) -> float | None:
         """Return the communication wait as a share of the steps' time; None if unknown."""
         seconds, waited = zip(*self.times, strict=True) if self.times else ((), (None,))
         return None if None in waited else min(sum(waited) / sum(seconds), 1.0)
+
+
+def checked_loss(loss: Any) -> float | None:
+    """Return a loss that a script logs as a number; raise `UserError` if it is none."""
+    try:
+        return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"loss must be a number, or a tensor of one element, not {loss!r:.50}") from None
+
+
+def checked_count(name: str, count: Any) -> int:
+    """Return a number of samples or tokens; raise `UserError` if it is none."""
+    try:
+        number = operator.index(count)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UserError(f"{name} must be a whole number from 0 on, of this rank's, not {count!r:.50}")
+    return number

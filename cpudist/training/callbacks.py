@@ -66,7 +66,7 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
         sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
         if isinstance(sampler, SharedSampler):  # the ranks' shares are not equal
             samples = sampler.samples_per_step
-        self._record.training = Training(self._job.counter, samples_per_step=samples, first=state.global_step)
+        self._record.training = Training(self._job.counter, per_step={"samples": samples}, first=state.global_step)
         self._record.dtype = _dtype(args, kwargs.get("model"))
         self._mark()
 

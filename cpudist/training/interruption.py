@@ -120,7 +120,7 @@ class OwnLoopWarning(Observer):
         """Warn once, unless Trainer makes the step."""
         if self._record.training is self._own_loop and not self._warned:
             self._warned = True
-            say("warning: --checkpoint-on-signal saves in Trainer's loop alone; save in this one by cpudist.Checkpoints")
+            say("warning: --checkpoint-on-signal saves in Trainer's loop only; save in yours with cpudist.Checkpoints")
 
 
 _shielding = threading.Event()  # set while this process records signals

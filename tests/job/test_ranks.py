@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from jobs import mpirun, run
 from ranks import begin, fork_ranks
 
 from cpudist import waiting
@@ -121,6 +122,31 @@ def test_a_job_that_is_not_shut_down_ends_when_all_ranks_have(late: int, tmp_pat
     assert [status for status, _ in fork_ranks(script)] == [0, 0]
     assert {path.name for path in tmp_path.iterdir()} == {"record.json", "late", "saved 0", "saved 1"}
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "completed"
+
+
+EXITS = """
+import sys
+import cpudist
+import torch
+cpudist.init("gloo", pin=False)
+torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()
+try:
+    sys.exit(5)  # as argparse does
+except SystemExit:
+    torch.distributed.barrier()  # rank 0 has made its step, so there is a record
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("status", "exit"), [(3, "failed"), (0, "completed")])
+def test_a_scripts_own_exit_status_is_that_of_the_job(tmp_path: Path, status: int, exit: str) -> None:
+    script, runs = tmp_path / "script.py", tmp_path / "runs"
+    script.write_text(EXITS)
+    result = run(mpirun(2, sys.executable, str(script), str(status)), 90, {"CPUDIST_RUNS": str(runs)})
+    assert result.returncode == status, result.output
+    assert ("failed: exit status 3; ending the job\n" in result.stderr) == (status > 0), result.output
+    (record,) = runs.glob("*/cpudist.json")
+    assert json.loads(record.read_text())["exit"] == exit
 
 
 def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:

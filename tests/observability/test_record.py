@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -16,6 +17,8 @@ from clocks import Clock
 from observed import Observed
 
 import cpudist
+from cpudist.errors import UserError
+from cpudist.job import require
 from cpudist.launchers import Placement
 from cpudist.observability import training_figures
 from cpudist.observability.record import Exit, RunRecord
@@ -40,19 +43,19 @@ def record(job: Observed) -> RunRecord:
 
 
 def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/there/train.py", "--lr", "1"])
+    monkeypatch.setattr(sys, "argv", ["/there/train.py", "--lr", "1", "--hub_token", "abc"])
     fields = record.as_dict("failed")
     assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
     assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
     unknown = ("transport", "dtype", "gradients", "gradient_times", "steps", "samples_per_second")
-    unknown += ("communication_share", "waiting", "checkpoint")
+    unknown += ("tokens_per_second", "communication_share", "waiting", "checkpoint")
     alone = {"launcher": "single", "hosts": ["here"], "world_size": 1, "backend": "gloo"}
     assert fields == {
         **dict.fromkeys(unknown),
         **alone,
         "cpudist": cpudist.__version__,
         "torch": torch.__version__,
-        "command": ["train.py", "--lr", "1"],
+        "command": ["train.py", "--lr", "1", "--hub_token", "***"],
         "pinning": [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}],
         "network": {},
         "optimizations": [],
@@ -67,7 +70,9 @@ def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyP
 
 def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     job.counter.steps = 2  # of an earlier loop
-    record.training = Training(job.counter, 7, deque([(1.0, 0.0), (3.0, 1.0)]), 8, [5.0, 2.0 / 3])
+    record.training = Training(
+        job.counter, 7, deque([(1.0, 0.0), (3.0, 1.0)]), {"samples": 8, "tokens": 50}, [5.0, 2.0 / 3]
+    )
     job.counter.steps = 5
     job.backend.compressed = 400, 100
     monkeypatch.setattr(job.backend, "details", lambda: {"algorithm": "ring"})
@@ -86,6 +91,7 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeyp
         "network": {"interface": "lo", "address": "127.0.0.1"},
         "steps": 3,
         "samples_per_second": 4.0,
+        "tokens_per_second": 25.0,
         "step_seconds": {"median": 2.0, "p95": 2.9},
         "communication_share": 0.25,
         "loss": {"first": 5.0, "last": 0.666667},
@@ -173,16 +179,37 @@ def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(record: R
 
 def test_an_own_loop_logs_what_trainer_logs(job: Observed, record: RunRecord) -> None:
     job.world = replace(job.world, size=2)
-    assert record.log(0.5, 16) == {"loss": 0.5}, "the speed is not known"
+    assert record.log(0.5, {"samples": 16, "tokens": 0}) == {"loss": 0.5}, "the speed is not known"
     for number in range(1, 5):
         job.counter.steps = 10 * number  # logged in every tenth step
         record.training.times.extend([(0.2 * number, None)] * 10)
-        figures = record.log(None, 160)
+        figures = record.log(None, {"samples": 160})
         assert figures == {"cpudist_samples_per_second": pytest.approx((32 * number + 3.2) / 0.2 / number / number)}
     record.compared = {"delays": 0.1}
-    assert record.log(0.25, 0).items() > {"loss": 0.25, "cpudist_delays": 0.1}.items()
+    figures = record.log(0.25, {"samples": 0, "tokens": 40_000})
+    assert figures.items() > {"loss": 0.25, "cpudist_delays": 0.1}.items()
+    assert figures["cpudist_tokens_per_second"] == pytest.approx(2 * 40_000 / 40 / 0.8)
     fields = record.as_dict("completed")
     assert (fields["loss"], fields["losses"]) == ({"first": 0.5, "last": 0.25}, [0.5, 0.25])
+
+
+def test_what_is_no_figure_is_refused_and_the_record_goes_on() -> None:
+    cpudist.init("gloo", pin=False)
+    try:
+        for figures, said in (
+            ({"loss": "a"}, "loss must be a number, or a tensor of one element, not 'a'"),
+            ({"loss": torch.ones(2)}, r"loss must be .*, not tensor\(\[1\., 1\.\]\)"),
+            ({"samples": -3}, "samples must be a whole number from 0 on, of this rank's, not -3"),
+            ({"samples": (2,)}, r"samples must be .*, not \(2,\)"),
+            ({"tokens": 2.5}, "tokens must be .*, not 2.5"),
+        ):
+            with pytest.raises(UserError, match=said):
+                cpudist.log(**figures)
+        loss = torch.ones(1, requires_grad=True)  # torch warns where such a tensor becomes a number
+        assert cpudist.log(loss=loss, samples=torch.tensor(2), tokens=np.int64(3)) == {"loss": 1.0}
+        assert require().record.as_dict("completed")["loss"] == {"first": 1.0, "last": 1.0}
+    finally:
+        cpudist.shutdown()
 
 
 def test_other_users_cannot_read_the_file_while_it_is_replaced(

@@ -74,7 +74,7 @@ def test_an_own_loop_hears_once_that_no_signal_saves_it(capsys: pytest.CaptureFi
     for training, lines in ((trainers, 0), (own_loop, 1), (own_loop, 0)):
         record.training = training
         warning.step(None)
-        assert capsys.readouterr().err.count("--checkpoint-on-signal saves in Trainer's loop alone") == lines
+        assert capsys.readouterr().err.count("--checkpoint-on-signal saves in Trainer's loop only") == lines
     job.changes.undo()
 
 

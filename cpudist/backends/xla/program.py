@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +66,7 @@ class Program:
             ) from error
         # After `Sharding`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
-        _keep_tied(changes)
+        _keep_parameters(changes)
         self._compiled_before = _compiled()
 
     def _connect(self, options: Mapping[str, Any], world: World) -> None:
@@ -128,23 +129,12 @@ def _compiled() -> tuple[int, float]:
     return (int(data[0]), float(data[1]) / 1e9) if data else (0, 0.0)
 
 
-def _keep_tied(changes: Changes) -> None:
-    """Keep parameters shared between modules after ``model.to(device)``, until `changes` are undone.
+def _keep_parameters(changes: Changes) -> None:
+    """Keep a model's parameters in ``model.to(device)``, until `changes` are undone.
 
-    The embedding and the output layer of a language model often share one. torch (2.9) cannot move a parameter to XLA's
-    device in place; it makes a new one for each module.
+    torch (2.9) otherwise makes new ones for XLA's device: an existing optimizer would update the old ones, and modules
+    would no longer share a parameter, as the embedding and the output layer of a language model do.
     """
-    original = torch.nn.Module.to
-
-    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        places: dict[Any, list[tuple[dict[str, Any], str]]] = {}
-        for module in self.modules():
-            for name, parameter in module._parameters.items():
-                places.setdefault(parameter, []).append((module._parameters, name))
-        moved = original(self, *args, **kwargs)
-        for (first, own), *others in places.values():
-            for parameters, name in others:
-                parameters[name] = first[own]
-        return moved
-
-    changes.attribute(torch.nn.Module, "to", to)
+    options = torch.__future__
+    changes.then(partial(options.set_swap_module_params_on_conversion, options.get_swap_module_params_on_conversion()))
+    options.set_swap_module_params_on_conversion(True)

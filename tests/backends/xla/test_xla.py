@@ -213,13 +213,14 @@ def test_the_example_of_a_language_model_trains_on_a_mesh_as_on_gloo(tmp_path: P
     assert xla["eval_perplexity"] == pytest.approx(gloo["eval_perplexity"], rel=2e-3)
 
 
-def test_bfloat16_is_autocast_tied_weights_stay_tied_and_a_mesh_of_one_device_is_told() -> None:
+def test_bfloat16_is_autocast_parameters_stay_the_same_and_a_mesh_of_one_device_is_told() -> None:
     program = (
         "import torch, cpudist;"
         "world = cpudist.init('xla', mesh='data=-1');"
         "tied = torch.nn.Sequential(torch.nn.Embedding(4, 8), torch.nn.Linear(8, 4));"
-        "tied[1].weight = tied[0].weight; tied.to(world.device);"
-        "print('tied:', tied[1].weight is tied[0].weight, tied[1].weight.device, len(list(tied.parameters())));"
+        "tied[1].weight = tied[0].weight; before = torch.optim.SGD(tied.parameters()).param_groups[0]['params'];"
+        "tied.to(world.device);"
+        "print('tied:', tied[1].weight is tied[0].weight is before[0], before[0].device, len(list(tied.parameters())));"
         "model = torch.nn.Linear(8, 8).to(world.device);"
         "optimizer = torch.optim.AdamW(model.parameters());"
         "model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16);"
