@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from numbers import Real
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
-from cpudist.observability.training_figures import checked_count, checked_loss
+from cpudist.observability.training_figures import checked
 
 if TYPE_CHECKING:
     from cpudist.job import Job
@@ -262,5 +263,5 @@ def log(*, loss: float | torch.Tensor | None = None, samples: int = 0, tokens: i
         >>> cpudist.log(loss=0.25, samples=32)
         {'loss': 0.25}
     """
-    counts = {"samples": checked_count("samples", samples), "tokens": checked_count("tokens", tokens)}
-    return require().record.log(checked_loss(loss), counts)
+    counts = {name: checked(name, count, index) for name, count in (("samples", samples), ("tokens", tokens))}
+    return require().record.log(None if loss is None else checked("loss", loss, float), counts)

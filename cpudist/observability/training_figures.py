@@ -1,15 +1,18 @@
 """Times, losses and speed of one training loop on this rank."""
 
-import operator
 import time
 from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from cpudist.errors import UserError
 from cpudist.supervision.step_counter import StepCounter
+
+T = TypeVar("T", int, float)
 
 _STEPS = 10_000  # The times of so many newest steps are kept.
 
@@ -72,20 +75,11 @@ class Training:
         return None if None in waited else min(sum(waited) / sum(seconds), 1.0)
 
 
-def checked_loss(loss: Any) -> float | None:
-    """Return a loss that a script logs as a number; raise `UserError` if it is none."""
-    try:
-        return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"loss must be a number, or a tensor of one element, not {loss!r:.50}") from None
-
-
-def checked_count(name: str, count: Any) -> int:
-    """Return a number of samples or tokens; raise `UserError` if it is none."""
-    try:
-        number = operator.index(count)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise UserError(f"{name} must be a whole number from 0 on, of this rank's, not {count!r:.50}")
-    return number
+def checked(name: str, value: Any, read: Callable[[Any], T]) -> T:
+    """Return a figure that a script logs, read by `float` or `operator.index`; raise `UserError` if it is none."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        number = read(value.detach() if isinstance(value, torch.Tensor) else value)
+        if read is float or number >= 0:
+            return number
+    kind = "a number, or a tensor of one element" if read is float else "a whole number from 0 on, of this rank's"
+    raise UserError(f"{name} must be {kind}, not {value!r:.50}")

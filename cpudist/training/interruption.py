@@ -21,9 +21,6 @@ import time
 from types import FrameType
 from typing import Any
 
-from cpudist.console import say
-from cpudist.observability.observers import Observer
-from cpudist.observability.record import RunRecord
 from cpudist.store import Connection
 from cpudist.supervision.heartbeat import Heartbeat
 
@@ -108,19 +105,6 @@ class Interruption:
                 store.set({_SIGNAL: str(self._received).encode()})
             if found := store.get([_SIGNAL]):
                 self.signal = int(found[0])
-
-
-class OwnLoopWarning(Observer):
-    """Warns at the first step of a script's own loop, which no signal ends with a checkpoint."""
-
-    def __init__(self, record: RunRecord) -> None:
-        self._record, self._own_loop, self._warned = record, record.training, False
-
-    def step(self, optimizer: Any) -> None:
-        """Warn once, unless Trainer makes the step."""
-        if self._record.training is self._own_loop and not self._warned:
-            self._warned = True
-            say("warning: --checkpoint-on-signal saves in Trainer's loop only; save in yours with cpudist.Checkpoints")
 
 
 _shielding = threading.Event()  # set while this process records signals

@@ -7,9 +7,10 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cpudist.console import say
 from cpudist.observability.gradient_times import GradientTimes
 from cpudist.on_import import after_import
-from cpudist.training.interruption import Interrupted, Interruption, OwnLoopWarning
+from cpudist.training.interruption import Interrupted, Interruption
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -51,8 +52,7 @@ def run_target(target: Target, job: Job) -> int:
     time_trainer(job)
     if job.options.checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
-        if job.world.rank == 0:
-            job.observers.add(OwnLoopWarning(job.record))
+        _warn_own_loop(job)
     try:
         target()
     except Interrupted as end:
@@ -92,6 +92,17 @@ def _time_steps(trainer_module: ModuleType, job: Job) -> None:
     added = [EndStep(job.backend), StepTimer(job, job.record)]  # the time must include the work of EndStep
     trainer_module.DEFAULT_CALLBACKS.extend(added)
     job.changes.then(lambda: [trainer_module.DEFAULT_CALLBACKS.remove(callback) for callback in added])
+
+
+def _warn_own_loop(job: Job) -> None:
+    """Warn at the first step, unless Trainer makes it, that no signal ends a script's own loop with a checkpoint."""
+    own_loop = job.record.training
+
+    def warn(_: object) -> None:
+        if job.counter.steps == 1 and job.record.training is own_loop and job.world.rank == 0:
+            say("warning: --checkpoint-on-signal saves in Trainer's loop only; save in yours with cpudist.Checkpoints")
+
+    job.counter.after_step.append(warn)
 
 
 def _stop_on_signal(trainer_module: ModuleType, job: Job) -> None:

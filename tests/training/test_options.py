@@ -7,8 +7,10 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
@@ -22,8 +24,9 @@ from cpudist.store.client import Address, StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
 from cpudist.supervision.heartbeat import Heartbeat
-from cpudist.training.interruption import Interruption, OwnLoopWarning
+from cpudist.training.interruption import Interruption
 from cpudist.training.output_log import log_output
+from cpudist.training.run_target import _warn_own_loop
 from cpudist.waiting import poll
 
 RANKS = 3
@@ -68,14 +71,17 @@ def test_a_signal_ends_a_rank_whose_store_is_lost() -> None:
 
 
 def test_an_own_loop_hears_once_that_no_signal_saves_it(capsys: pytest.CaptureFixture[str]) -> None:
-    job = Observed()
-    record = RunRecord(job)
-    warning, own_loop, trainers = OwnLoopWarning(record), record.training, Training(job.counter)
-    for training, lines in ((trainers, 0), (own_loop, 1), (own_loop, 0)):
-        record.training = training
-        warning.step(None)
+    for own, lines in ((True, 1), (False, 0)):
+        job: Any = Observed()
+        job.record = RunRecord(job)
+        _warn_own_loop(job)
+        if not own:
+            job.record.training = Training(job.counter)  # as Trainer does
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        optimizer.step()
+        optimizer.step()
         assert capsys.readouterr().err.count("--checkpoint-on-signal saves in Trainer's loop only") == lines
-    job.changes.undo()
+        job.changes.undo()
 
 
 @pytest.mark.job
