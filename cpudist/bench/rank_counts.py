@@ -20,6 +20,7 @@ from cpudist.waiting import poll
 _SCRIPT_SECONDS = 180.0  # Limit for the start and the steps of one number of ranks with the user's script.
 _MODEL_SECONDS = 110.0  # Limit for all numbers of ranks with the benchmarks' model, so the command ends in 2 minutes.
 _END_SECONDS = 60.0
+_BUSY_SECONDS, _BUSY_PERCENT = 0.5, 20.0  # More CPU time of other programs than that makes the figures useless.
 _WORSE = 0.9  # Below this share of the best speed, more ranks are not tried.
 
 
@@ -57,6 +58,8 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
     Raises:
         UserError: the steps of some ranks cannot be measured; the message has the end of their output.
     """
+    if (busy := psutil.cpu_percent(_BUSY_SECONDS)) > _BUSY_PERCENT:
+        say(f"warning: other programs use {busy:.0f} % of the CPUs now; measure on a quiet machine")
     ranks, best, end = 1, 0.0, time.monotonic() + _MODEL_SECONDS
     while ranks <= most:
         try:
@@ -88,9 +91,9 @@ def one(ranks: int, script: Sequence[str], limit: float = _SCRIPT_SECONDS) -> Me
             if not file.exists():
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()[-30:]
-                timed = f"no steps of {number_of(ranks, 'rank')} could be timed"
+                why = "a script must make optimizer steps for 10 s" if script else "measure on a quiet machine"
                 error = UserError if ended else StepsTimedOut
-                raise error("\n".join([f"{timed}: a script must make optimizer steps for 10 s", *lines]))
+                raise error("\n".join([f"no steps of {number_of(ranks, 'rank')} could be timed: {why}", *lines]))
         return Measured(ranks, json.loads(file.read_text()))
 
 

@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import cpudist
@@ -13,8 +13,8 @@ from cpudist.launchers import Launcher
 
 HELP = "show a page of the documentation, or search it"
 DESCRIPTION = """\
-Show a page of the documentation, such as docs/slow-networks.md, or the places that speak of WORD.
-Without either: list all pages.
+Show a page of the documentation, such as docs/slow-networks.md, or the places that have all WORDs,
+in any order. Without either: list all pages.
 """
 EPILOG = """\
 examples:
@@ -25,6 +25,7 @@ examples:
 PAGES = Path(cpudist.__file__).parent / "docs"
 _WIDEST = 100  # columns of text
 _HITS_OF_A_PAGE = 5
+_PART = 70  # characters of a line that a search shows
 
 
 def add_options(parser: Parser) -> None:
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     page = PAGES / f"{wanted.removeprefix('docs/').removesuffix('.md')}.md"
     if page.is_file():
         _show(page.read_text(encoding="utf-8"))
-    elif found := list(_search(wanted)):
+    elif found := list(_search(options.words)):
         print(*found, sep="\n")
         print("\nA page is shown by its name: cpudist docs PAGE")
     else:
@@ -66,16 +67,16 @@ def _show(text: str) -> None:
         console.print(Markdown(text))
 
 
-def _search(wanted: str) -> Iterator[str]:
-    """Yield the places that contain `wanted`, by page and heading."""
-    sought = wanted.lower()
+def _search(sought: Sequence[str]) -> Iterator[str]:
+    """Yield the headings under which all words (or quoted phrases) stand, by page, with the line that has most."""
+    sought = [word.lower() for word in sought]
     for path in sorted(PAGES.glob("*.md")):
-        heading, hits = "", []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            title = re.match(r"#+ (.*)", line)
-            heading = title[1] if title else heading
-            if sought in line.lower():
-                hits.append(f"  {heading}" if title else f"  {heading}: {_part(line, sought)}")
+        hits = []
+        for section in re.split(r"^#+ ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            heading, *lines = section.splitlines()
+            if all(word in section.lower() for word in sought):
+                line = max([heading, *lines], key=lambda line: sum(word in line.lower() for word in sought))
+                hits.append(f"  {heading}" if line == heading else f"  {heading}: {_part(line, sought)}")
         if hits:
             yield path.stem
             yield from hits[:_HITS_OF_A_PAGE]
@@ -83,7 +84,7 @@ def _search(wanted: str) -> Iterator[str]:
             yield f"  and {len(hits) - _HITS_OF_A_PAGE} more"
 
 
-def _part(line: str, sought: str) -> str:
-    """Return the words of a line around `sought`."""
-    begin = max(line.lower().index(sought) - 30, 0)
-    return ("…" if begin else "") + line[begin : begin + 30 + len(sought) + 30].strip()
+def _part(line: str, sought: Sequence[str]) -> str:
+    """Return the words of a line from the first of `sought` on, and some before."""
+    begin = max(min(line.lower().index(word) for word in sought if word in line.lower()) - 30, 0)
+    return ("…" if begin else "") + line[begin : begin + _PART].strip()

@@ -128,6 +128,8 @@ def supervise(
     status = process.returncode
     if killed:
         reason = str(killed)
+        if isinstance(killed.how, int):  # Hydra's own status is 255
+            status = 128 + killed.how
     elif status < 0:
         reason = f"the launcher, {Path(command[0]).name}, {killed_by(-status)}"
     return JobExit(status if status >= 0 else 128 - status, reason=reason, output_lost=output_lost, suspect=suspect)

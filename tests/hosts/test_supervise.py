@@ -25,6 +25,7 @@ subprocess.run(["sleep", "2"], env={{**os.environ, "PMI_RANK": "0"}})
 os.close(2)
 print(*range({LINES}), sep="\\n")
 """
+BANNER = "= RANK 1 PID 7 RUNNING AT h0\\n= KILLED BY SIGNAL: 11 (Segmentation fault)\\n"
 LOST = "cpudist: rank 0 ended without an error message (killed?)"  # as the store would report the rank
 # Its rank takes SECONDS to save a checkpoint; then it is LOST, or not.
 SAVER = """
@@ -150,6 +151,7 @@ def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
     ("does", "status", "reason"),
     [
         ("import os; os.kill(os.getpid(), 9)", 128 + 9, f"{Path(sys.executable).name}, was killed by {KILL}\n"),
+        (f"print('{BANNER}'); raise SystemExit(255)", 128 + 11, "rank 1 on h0 was killed by SIGSEGV"),  # Hydra
         # Open MPI's waits without a bound when a firewall blocks its daemons' answers.
         ("import time; time.sleep(1000)", 1, "started no rank within 10 s"),
     ],

@@ -106,8 +106,11 @@ def test_a_measured_number_of_ranks_is_the_default(
     assert measured_ranks.load() is None
 
 
-def test_ranks_whose_steps_take_too_long_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_whose_steps_take_too_long_end_the_search(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     limits = []
+    monkeypatch.setattr(rank_counts.psutil, "cpu_percent", lambda seconds: 100 * slow)
 
     def one(ranks: int, _script: Sequence[str], limit: float) -> rank_counts.Measured:
         limits.append(limit)
@@ -120,9 +123,11 @@ def test_ranks_whose_steps_take_too_long_end_the_search(monkeypatch: pytest.Monk
     assert [found.ranks for found in rank_counts.measure(16, [])] == [1, 2]
     assert limits == sorted(limits, reverse=True)
     assert limits[0] <= 120
+    assert "warning: other programs use 200 % of the CPUs" in capsys.readouterr().err
     slow = 0
     with pytest.raises(rank_counts.StepsTimedOut):
         list(rank_counts.measure(16, []))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.job
