@@ -86,17 +86,7 @@ def init(
         >>> world.size
         2
     """
-    wanted = JobOptions(
-        backend=backend,
-        timeout=timeout,
-        interface=interface,
-        pin=pin,
-        compress=compress,
-        resume=resume,
-        async_checkpoint=async_checkpoint,
-        stall=stall,
-    )
-    running = current()
+    wanted, running = JobOptions.from_given(locals()), current()
     if running is not None:
         applicable = backends.applicable(running.world.backend, options, running.world.rank == 0)
         running.take(replace(wanted, backend_options=applicable))

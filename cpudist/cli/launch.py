@@ -42,15 +42,12 @@ _UNKNOWN_OPTION = (
     "if it is an option of cpudist-train, write it after `--`, as in: cpudist launch --nproc 2 -- --timeout 60 train.py"
 )
 
-_FIND = "ranks find each other without it; on several hosts: cpudist launch --hostfile hosts --ppn N -- train.py"
-_SHOW = "--all-output shows what all ranks print, cpudist-train --log-dir DIR keeps it in files"
+_HOSTS = "on several hosts: cpudist launch --hostfile hosts --ppn N -- train.py; ranks find each other"
+_OF_HOSTS = "nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"
 TORCHRUN_HINTS = {
     "--nproc-per-node": "the number of ranks on each host is --ppn N",
-    "--nnodes": "on several hosts: cpudist launch --hostfile hosts --ppn N -- train.py",
     "--no-python": "leave it out: a command of a Python package is a TARGET as a script is",
-    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"), _FIND),
-    **dict.fromkeys(("--node-rank", "--master-addr", "--master-port"), _FIND),
-    **dict.fromkeys(("--tee", "-t", "--redirects", "-r", "--local-ranks-filter"), _SHOW),
+    **{f"--{name}": _HOSTS for name in _OF_HOSTS},
 }
 
 

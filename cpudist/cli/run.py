@@ -47,7 +47,7 @@ def add_options(parser: Parser) -> None:
 
 def _one_node(text: str) -> int:
     if text not in ("1", "1:1"):
-        raise argparse.ArgumentTypeError("cpudist run is for one machine; " + launch.TORCHRUN_HINTS["--nnodes"])
+        raise argparse.ArgumentTypeError(launch.TORCHRUN_HINTS["--nnodes"])
     return 1
 
 

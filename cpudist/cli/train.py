@@ -11,7 +11,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and words and not {"--no-pin", "--help", "-h"} & {*words}:
         preload_allocator()
     launcher = launchers.detect()
-    discarded = _arrange_output(launcher)
+    _arrange_output(launcher)
     try:
         parser = _parser()
         options = _parse(parser, words)
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USER_ERROR
     # If another program has called `main`, its process is not pinned.
     pinning = pin(launcher) if argv is None and options.pin else None
-    return _run(options, job_options, target, launcher, pinning, discarded)
+    return _run(options, job_options, target, launcher, pinning)
 
 
 def script_in(words: Sequence[str]) -> str:
@@ -82,17 +81,16 @@ def script_in(words: Sequence[str]) -> str:
     return options.target if not options.module and str(options.target).endswith(".py") else ""
 
 
-def _arrange_output(launcher: Launcher) -> int | None:
+def _arrange_output(launcher: Launcher) -> None:
     """Print lines at once. CPUDIST_OUTPUT, set by `cpudist launch`, selects rank 0's lines, or complete lines of all
-    ranks. Return the file of discarded output, if it is this rank's.
+    ranks.
     """
     show_lines_at_once()
     wanted = os.environ.get("CPUDIST_OUTPUT")
     if wanted == "rank0" and launcher.rank:
-        return discard_output()
-    if wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
+        discard_output()
+    elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(write_through=False)  # PYTHONUNBUFFERED would write parts of lines
-    return None
 
 
 def _parser() -> Parser:
@@ -201,17 +199,11 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
-    flags = {option.name: given[option.name] for option in fields(JobOptions) if option.name in given}
-    return JobOptions(**flags, backend_options=own, from_flags=True)
+    return JobOptions.from_given(given, backend_options=own, from_flags=True)
 
 
 def _run(
-    options: argparse.Namespace,
-    job_options: JobOptions,
-    target: Target,
-    launcher: Launcher,
-    pinning: Pinning | None,
-    discarded: int | None,
+    options: argparse.Namespace, job_options: JobOptions, target: Target, launcher: Launcher, pinning: Pinning | None
 ) -> int:
     # Imported here, because torch takes seconds, and --help and errors in options do not need it. Garbage collection is
     # off and torch's objects are frozen: scanning them during the import and at the exit takes 0.3 s of CPU time.
@@ -226,8 +218,8 @@ def _run(
         if options.log_dir is not None:
             log_output(options.log_dir, launcher.rank or 0, again=launcher.restarts > 0)
         started = api.enter(launcher, job_options, pinning)
-        if discarded is not None and options.log_dir is None:
-            report_discarded(discarded, started)
+        if options.log_dir is None:
+            report_discarded(started)
         return run_target(target, started)
     except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
         job.fail(error, _show, launcher.rank)

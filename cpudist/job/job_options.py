@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +60,11 @@ class JobOptions:
     timeline: Path | None = None
     steps: tuple[int, int] | None = None
     from_flags: bool = False
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Any], **more: Any) -> JobOptions:
+        """Return the options among the arguments or flags that were `given`, and `more`."""
+        return cls(**{one.name: given[one.name] for one in fields(cls) if one.name in given.keys() - more}, **more)
 
     def __post_init__(self) -> None:
         for name in ("timeout", "stall"):

@@ -75,12 +75,9 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         meet = f"nodes meet at {address}:{port}, within timeout" if nodes > 1 else "one node needs none"
         say(f"{', '.join(unused)}: for torchelastic, which is not used here; {meet}")
     backend = given["backend"]
-    job_options = JobOptions(
-        backend=backend,
-        backend_options=backends.applicable(backend, given["options"], node_rank == 0),
-        **{name: given[name] for name in ("timeout", "interface", "compress", "resume", "async_checkpoint", "stall")},
-        record=None if given["record"] is None else Path(given["record"]),
-    )
+    applicable = backends.applicable(backend, given["options"], node_rank == 0)
+    record = None if given["record"] is None else Path(given["record"])
+    job_options = JobOptions.from_given(given, backend_options=applicable, record=record)
     if backend != "auto" or job_options.backend_options:
         backends.make(backends.AUTO[0] if backend == "auto" else backend, job_options.backend_options)  # checks them
     if (precision := given["mixed_precision"]) not in ("no", "bf16", "fp16"):

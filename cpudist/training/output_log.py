@@ -17,7 +17,8 @@ from cpudist.world import name_of
 if TYPE_CHECKING:
     from cpudist.job import Job
 
-_DISCARDED = "cpudist/output/discarded"  # number of ranks whose standard output has been discarded
+_RANKS = "cpudist/output/discarded"  # number of ranks that have found discarded output
+_discarded: int | None = None  # descriptor of the file of `discard_output`
 _END_SECONDS = 5.0  # Longest wait for the last lines: the reader of our output may block.
 
 
@@ -65,19 +66,21 @@ def _finish(copies: list[tuple[subprocess.Popen[bytes], int, int]], pid: int) ->
             continue
 
 
-def discard_output() -> int:
-    """Discard the standard output of this process and its children from now on; return its file for `report_discarded`.
+def discard_output() -> None:
+    """Discard the standard output of this process and its children from now on.
 
-    The file is in memory, unlike /dev/null, so that its size shows whether something was written.
+    It goes into a file in memory, unlike /dev/null, so that `report_discarded` sees whether something was written.
     """
-    file = os.memfd_create("standard output")
-    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # a writer goes on at the end, which `look` moves to 0
-    os.dup2(file, sys.stdout.fileno())
-    return file
+    global _discarded
+    _discarded = os.memfd_create("standard output")
+    fcntl.fcntl(_discarded, fcntl.F_SETFL, os.O_APPEND)  # a writer goes on at the end, which `look` moves to 0
+    os.dup2(_discarded, sys.stdout.fileno())
 
 
-def report_discarded(file: int, job: Job) -> None:
-    """Empty the file of `discard_output` regularly; the first rank of the job that finds something says so."""
+def report_discarded(job: Job) -> None:
+    """Empty the file of `discard_output` at each heartbeat; the first rank that finds something says so."""
+    if (file := _discarded) is None:
+        return
     found = False
 
     def look(store: Any) -> None:
@@ -86,7 +89,7 @@ def report_discarded(file: int, job: Job) -> None:
             os.ftruncate(file, 0)
             if not found and store is not None:
                 found = True
-                if store.add(_DISCARDED, 1) == 1:
+                if store.add(_RANKS, 1) == 1:
                     ways = "--all-output shows what all ranks print, --log-dir DIR keeps it in files"
                     say(f"{name_of(job.world)} prints, too: {ways}")
 
