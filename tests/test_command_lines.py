@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     (inner / "script.py").write_text(_SCRIPT)
     (inner / "neighbour.py").write_text("NAME = 'neighbour'")
     (inner / "package").mkdir()
-    (inner / "package" / "__init__.py").write_text("print('imported')")
+    (inner / "package" / "__init__.py").write_text("import sys; print('imported', file=sys.stderr)")
     (inner / "package" / "part.py").write_text(_SCRIPT.replace("import neighbour", "from .. import neighbour"))
     (tmp_path / "link.py").symlink_to("inner/script.py")
     return tmp_path
@@ -75,20 +75,17 @@ def test_a_target_gets_what_python_and_torchrun_give_it(folder: Path) -> None:
 @pytest.mark.job
 def test_a_command_on_path_is_its_packages_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip installs it; a program that is not Python's is an error."""
-    (folder / "fine-tune").write_text(f"#!{sys.executable}\nfrom tuner.cli import main\nmain()\n")
-    (folder / "fine-tune").chmod(0o755)
-    (folder / "tuner").mkdir()
-    (folder / "tuner/cli.py").write_text(
-        "import sys\nfrom cpudist.errors import is_user_code\n"
-        "def main():\n    print(sys.argv, is_user_code(sys._getframe()))\n"
-    )
-    (folder / "tuner-1.dist-info").mkdir()
-    (folder / "tuner-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tuner\nVersion: 1\n")
-    (folder / "tuner-1.dist-info/entry_points.txt").write_text("[console_scripts]\nfine-tune = tuner.cli:main\n")
     installed = folder / "site-packages"
-    installed.mkdir()
-    for path in folder.glob("tuner*"):
-        path.rename(installed / path.name)
+    for name, text in {
+        "../fine-tune": f"#!{sys.executable}\nfrom tuner.cli import main\nmain()\n",
+        "tuner/cli.py": "import sys\nfrom cpudist.errors import is_user_code\n"
+        "def main(): print(sys.argv, is_user_code(sys._getframe()))\n",
+        "tuner-1.dist-info/METADATA": "Name: tuner\nVersion: 1\n",
+        "tuner-1.dist-info/entry_points.txt": "[console_scripts]\nfine-tune = tuner.cli:main\n",
+    }.items():
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text(text)
+    (folder / "fine-tune").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(installed))
     assert _run(folder / "inner", "fine-tune", ["-x"]) == f"['{folder}/fine-tune', '-x'] True"
@@ -103,7 +100,7 @@ def test_it_imports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
     for name in ("package", "package.missing", "package.part.deeper", "missing.part", "json."):
         with pytest.raises(UserError, match="there is no module"):
             resolve(name, [], module=True)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("name", "part"), [("train", "or -m and a module"), ("a/b", "no script"), (".", "a folder")])

@@ -27,8 +27,6 @@ examples:
     cpudist launch --hostfile hosts --ppn 2 -- --backend ccl run_qa.py --do_train --output_dir out
   one rank for each socket, with the output of all ranks, each line marked with its rank:
     cpudist launch --hostfile hosts --ppn socket --all-output -- train.py
-  print the command line of mpirun:
-    cpudist launch --hostfile hosts --ppn 2 --mpi openmpi --dry-run -- train.py
   restart after a failure, up to three times, on two hosts or more; trainings go on from the newest checkpoint:
     cpudist launch --hostfile hosts --ppn 2 --max-restarts 3 --min-nodes 2 -- train.py --epochs 10
   check the hosts and start nothing:

@@ -46,13 +46,9 @@ examples:
   where ranks would compute on this machine, and what stands in a job's way:
     cpudist plan
     cpudist doctor
-  compile the oneCCL backend now rather than when the first job starts:
-    cpudist build
   how fast every rank trains and which one makes the others wait, and where each is in a job that seems to hang:
     cpudist top
     cpudist stacks
-  how fast are collectives here, on oneCCL and on gloo:
-    mpirun -n 2 cpudist bench collectives
   a page of the documentation, and where it speaks of something:
     cpudist docs troubleshooting
     cpudist docs "CPU quota"

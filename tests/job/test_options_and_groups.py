@@ -6,7 +6,6 @@ tests/pinning has the masks.
 import os
 import pickle
 import re
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -261,7 +260,7 @@ def test_threads_that_the_script_has_chosen(
     if given is not None:
         monkeypatch.setenv(VARIABLE, given)
     launcher: Any = "launcher"
-    assert rank_pinning.decide_in_place(launcher) == ("launcher", sys.argv, chosen)
+    assert rank_pinning.decide_in_place(launcher) == ("launcher", chosen)
     monkeypatch.setenv(rank_pinning.BINDING[-1], "x")
     assert rank_pinning.decide_in_place(launcher) is None
 
