@@ -1,4 +1,4 @@
-"""Layouts of real machines (tests/topology/layouts), what their sources say of them, and drawn layouts."""
+"""Layouts of real machines (tests/topology/layouts), and what their sources say of them."""
 
 import tarfile
 import tempfile
@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from hypothesis import strategies as st
 
 from cpudist.topology.exports import machine_from
 from cpudist.topology.machine import Machine
@@ -73,15 +71,3 @@ def unpack(name: str, folder: Path) -> None:
 def format_mask(cpus: Iterable[int]) -> str:
     """CPUs as one hexadecimal number, as Intel MPI, Slurm and the kernel read it."""
     return hex(sum(1 << cpu for cpu in set(cpus)))
-
-
-def draw_places(draw: st.DrawFn, sockets: int, nodes: int, caches: int, cores: int) -> list[tuple[int, int, int, int]]:
-    """Draw the socket, NUMA node, L3 cache and core of each hardware thread, at most so many of each part."""
-    return [
-        (socket, node, cache, core)
-        for socket in range(draw(st.integers(1, sockets)))
-        for node in range(draw(st.integers(1, nodes)))
-        for cache in range(draw(st.integers(1, caches)))
-        for core in range(draw(st.integers(1, cores)))
-        for _thread in range(draw(st.integers(1, 2)))
-    ]

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import LAYOUTS, draw_places, machine_of
+from layouts import LAYOUTS, machine_of
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, assemble
@@ -26,17 +26,13 @@ def machine(sockets: int = 1, nodes: int = 1, caches: int = 1, cores: int = 1, l
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Any machine, regular or not, any part of which may be used."""
-    places = draw_places(draw, 3, 3, 3, 5)
-    numbers = draw(st.permutations(range(len(places))))
-    cpus = [
-        Cpu(number, (cache, core), socket, 10 * socket + node, cache)
-        for number, (socket, node, cache, core) in zip(numbers, places, strict=True)
-    ]
-    allowed = draw(st.none() | st.sets(st.sampled_from(numbers), min_size=1))
+    """A real machine, any part of which may be used."""
+    topology = machine_of(draw(st.sampled_from(sorted(LAYOUTS)))).topology
+    cpus = sorted(topology.cpus)
+    allowed = draw(st.none() | st.frozensets(st.sampled_from(cpus), min_size=1))
     quota = draw(st.none() | st.floats(0.1, len(cpus) + 2))
     counted = draw(st.none() | st.integers(1, len(cpus) + 2))
-    return Machine(assemble(cpus), Limits(None if allowed is None else frozenset(allowed), quota, counted))
+    return Machine(topology, Limits(allowed, quota, counted))
 
 
 OPTIONS = st.builds(
@@ -46,7 +42,7 @@ OPTIONS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)  # the first time a layout is unpacked
 @given(machines(), OPTIONS)
 def test_the_rules(machine: Machine, options: PlanOptions) -> None:
     check(machine, options, make_plan(machine, options))
