@@ -5,12 +5,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-Name = TypeVar("Name")
 
 # A function that makes the given number of calls and returns the seconds of each.
 Candidate = Callable[[int], list[float]]
@@ -64,10 +62,10 @@ def ratio(slower: Timings, faster: Timings) -> Timings:
 
 
 def take_turns(
-    candidates: Mapping[Name, Candidate], turns: Turns, say: Callable[[str], None] | None = None
-) -> dict[Name, Timings]:
+    candidates: Mapping[str, Candidate], turns: Turns, say: Callable[[str], None] | None = None
+) -> dict[str, Timings]:
     """Time all candidates, one after the other in every round: A B C, A B C, …; `say` is called before each round."""
-    rounds: dict[Name, list[tuple[float, ...]]] = {name: [] for name in candidates}
+    rounds: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
     for number in range(1, turns.rounds + 1):
         if say:
             say(f"round {number} of {turns.rounds}")

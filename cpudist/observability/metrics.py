@@ -3,7 +3,6 @@
 The ranks always publish these figures; rank 0 reads them at each request.
 """
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -46,19 +45,17 @@ class Metrics(Observer):
 
     def collect(self) -> list[Metric]:
         """Return the current figures; prometheus-client calls this."""
-        return list(self._collect())
-
-    def _collect(self) -> Iterator[Metric]:
         training = self._record.training
-        yield CounterMetricFamily("cpudist_restarts", "Restarts of the job.", self._job.restarts)
+        found = [CounterMetricFamily("cpudist_restarts", "Restarts of the job.", self._job.restarts)]
         if seconds := training.step_seconds():
-            yield GaugeMetricFamily("cpudist_step_seconds", "Time of the newest step.", seconds[-1])
+            found.append(GaugeMetricFamily("cpudist_step_seconds", "Time of the newest step.", seconds[-1]))
         if training.losses:
-            yield GaugeMetricFamily("cpudist_loss", "Loss that was logged last.", training.losses[-1])
+            found.append(GaugeMetricFamily("cpudist_loss", "Loss that was logged last.", training.losses[-1]))
         statuses = self._job.statuses()
         for field, (kind, name, text) in _OF_RANKS.items():
             family = kind(f"cpudist_{name}", text, labels=("rank", "host"))
             for rank, status in statuses.items():
                 if (value := getattr(status.pace, field, None)) is not None:
                     family.add_metric((str(rank), status.host), value)
-            yield family
+            found.append(family)
+        return found

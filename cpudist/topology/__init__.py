@@ -48,10 +48,6 @@ class Topology:
     def cpus(self) -> frozenset[int]:
         return frozenset(cpu for core in self.cores for cpu in core.cpus)
 
-    @property
-    def threads_per_core(self) -> int:
-        return max((len(core.cpus) for core in self.cores), default=1)
-
     def restricted_to(self, cpus: Collection[int]) -> Topology:
         """Return the same machine with only these CPUs. Cores without any of them are dropped."""
         kept = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in cpus)) for core in self.cores)

@@ -137,7 +137,8 @@ def _parse_objects(root: _Element) -> tuple[Topology, frozenset[int]]:
                     l3=None if cache is None else cache.get("cpuset"),
                 )
             )
-    topology = assemble(cpus, [NumaNode(_number(node), _memory(node)) for node in nodes])
+    memory = {_number(node): node.get("local_memory") for node in nodes}
+    topology = assemble(cpus, [NumaNode(node, None if size is None else int(size)) for node, size in memory.items()])
     allowed = _mask(objects[0].get("allowed_cpuset"))
     return topology, topology.cpus if allowed is None else topology.cpus & allowed
 
@@ -150,15 +151,8 @@ def _owners(objects: Iterable[_Element], kind: str) -> dict[int, _Element]:
 def _node_of(unit: _Element, nodes: Iterable[_Element]) -> int:
     """Return the NUMA node of a CPU. If it has several, return the first: the others are memory only (HBM, CXL)."""
     near = _mask(unit.get("complete_nodeset")) or _mask(unit.get("nodeset"))
-    if near:
-        return min(near)
-    holding = [_number(node) for node in nodes if _number(unit) in (_mask(node.get("cpuset")) or ())]
-    return min(holding, default=0)
-
-
-def _memory(node: _Element) -> int | None:
-    memory = node.get("local_memory")
-    return None if memory is None else int(memory)
+    holding = (_number(node) for node in nodes if _number(unit) in (_mask(node.get("cpuset")) or ()))
+    return min(near or holding, default=0)
 
 
 def _number(item: _Element) -> int:

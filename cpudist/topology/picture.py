@@ -33,7 +33,7 @@ def _machine_line(topology: Topology) -> str:
         number_of(len({core.numa_node for core in cores}), "NUMA node"),
         number_of(len({core.l3 for core in cores}), "L3 group"),
         number_of(len(cores), "core"),
-        number_of(len(topology.cpus), "CPU") + (" (hardware threads)" if topology.threads_per_core > 1 else ""),
+        number_of(len(topology.cpus), "CPU") + (" (hardware threads)" if len(topology.cpus) > len(cores) else ""),
     ]
     return "machine: " + ", ".join(parts) + (f", {size(memory)} of memory" if (memory := _memory(topology)) else "")
 
