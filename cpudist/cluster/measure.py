@@ -38,19 +38,19 @@ def measure(job: Job) -> ClusterFigures:
     """Measure all hosts and links, and return the same figures on every rank; rank 0 reports progress."""
     world = job.world
 
-    def tell(line: str) -> None:
+    def progress(line: str) -> None:
         if world.rank == 0:
             say(line, program="cpudist test")
 
-    tell(f"computing and memory of {number_of(len(world.hosts), 'host')}")
+    progress(f"computing and memory of {number_of(len(world.hosts), 'host')}")
     hosts: list[HostFigures] = _from_each_host(job, _measure_host(job))
     for _ in range(_AGAIN):
         if any(slow_hosts([host for host in hosts if not is_starved(host)] or hosts)):
             hosts = list(map(HostFigures.best, hosts, _from_each_host(job, _measure_host(job))))
     if len(hosts) > 1:
-        tell(f"links between {len(hosts)} hosts")
+        progress(f"links between {len(hosts)} hosts")
     links = _measure_links(job, hosts)
-    tell("collectives, and a small training")
+    progress("collectives, and a small training")
     transport = job.backend.transport()
     return ClusterFigures(
         hosts,

@@ -84,7 +84,7 @@ def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -
 
 
 def _faults() -> Iterator[Finding]:
-    """Yield what would make jobs fail or slow here; each message is what this host has."""
+    """Yield findings of this host; each message completes the sentence "this host has …"."""
     if reason := why_not_ccl():
         yield Finding("warning", "backend", "no usable backend ccl", reason)
     for finding in (shared_memory(free_shared_memory()), quota(cpu_quota())):

@@ -106,7 +106,7 @@ def unpack(file: BinaryIO) -> Callable[[], Any]:
 
 
 def digest(value: Any) -> str:
-    """Return what nodes compare of a value."""
+    """Return a digest of a value, by which nodes compare their calls."""
     return hashlib.sha256(_described(value).encode()).hexdigest()
 
 

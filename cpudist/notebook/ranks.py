@@ -39,20 +39,20 @@ class Output:
     Args:
         name: "stdout" or "stderr".
         prefix: prefix of each line; None for no prefix.
-        whole: whether to write complete lines only, so that lines of several ranks do not mix.
+        by_line: whether to write complete lines only, so that lines of several ranks do not mix.
     """
 
-    def __init__(self, name: Literal["stdout", "stderr"], prefix: str | None, whole: bool) -> None:
+    def __init__(self, name: Literal["stdout", "stderr"], prefix: str | None, by_line: bool) -> None:
         self._name = name
         self._prefix = prefix or ""
-        self._whole = whole
+        self._by_line = by_line
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
 
     def write(self, piece: bytes) -> None:
         """Write a piece of UTF-8 text of any size; an empty piece ends the text."""
         text = self._rest + self._decoder.decode(piece, final=not piece)
-        if self._whole:
+        if self._by_line:
             # A progress bar ends its lines with carriage returns.
             lines = _LINE.findall(text)
             self._rest = text[sum(map(len, lines)) :]
@@ -86,10 +86,10 @@ class _Rank:
             start_new_session=True,  # Jupyter interrupts the notebook's process group; `_stop` interrupts the ranks
         )
         assert self.process.stderr is not None
-        whole = prefix is not None or self.number != 0
-        self.relays = [Relay(self.process.stderr, Output("stderr", prefix, whole).write)]
+        by_line = prefix is not None or self.number != 0
+        self.relays = [Relay(self.process.stderr, Output("stderr", prefix, by_line).write)]
         if self.process.stdout is not None:
-            self.relays.append(Relay(self.process.stdout, Output("stdout", prefix, whole).write))
+            self.relays.append(Relay(self.process.stdout, Output("stdout", prefix, by_line).write))
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; set `result` or `failure`, and show figures that have arrived."""
