@@ -97,6 +97,8 @@ def test_the_newest_are_kept_and_what_is_no_checkpoint_is_left_alone(tmp_path: P
     assert _steps(tmp_path) == [1, 9, 10]
     os.utime(tmp_path / "checkpoint-10", (1, 1))  # as a copy of the folder may have set it
     assert not (tmp_path / folders.INCOMPLETE).exists()
+    (aside := tmp_path / folders.INCOMPLETE / "replaced-1").mkdir(parents=True)
+    (tmp_path / "checkpoint-10").rename(aside / "checkpoint-10")  # a job was killed while it replaced this one
     assert cpudist.Checkpoints(tmp_path).restore(model=training.model) == 10
     with pytest.raises(UserError, match=r"checkpoint-1 is there and is no checkpoint of cpudist"):
         checkpoints.save(1, model=training.model)

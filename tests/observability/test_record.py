@@ -133,12 +133,15 @@ def test_steps_of_an_own_loop_are_timed_from_the_first_on(job: Observed, record:
 
 @pytest.mark.parametrize(("rank", "ranks", "launcher"), [(0, 1, "single"), (1, 2, "mpich"), (0, 2, "notebook")])
 def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
-    rank: int, ranks: int, launcher: str, job: Observed, record: RunRecord, capsys: pytest.CaptureFixture[str]
-) -> None:
+    rank: int, ranks: int, launcher: str, job: Observed, record: RunRecord, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     job.world = World(rank, ranks, 0, 1, 0, 1, launcher, hosts=("here",))
     record.begin()
+    record.path = tmp_path / "record.json"
     record.write("completed")
     assert capsys.readouterr().err == ""
+    assert record.path.exists() == (rank == 0), "on a disk that hosts share"
 
 
 @pytest.mark.parametrize(
