@@ -35,6 +35,7 @@ class Run:
         get, loss = self.record.get, self.record.get("loss") or {}
         step, share = self.record.get("step_seconds") or {}, get("communication_share")
         median = step.get("median")
+        ends = ["not finite" if one is None else f"{one:.4g}" for one in (loss.get("first"), loss.get("last"))]
         attempts = itertools.pairwise(get("attempts") or [])
         lost = sum(max(first + made - again, 0) for (first, made), (again, _) in attempts)
         transport = f" over {get('transport')}" if get("transport") else ""
@@ -52,14 +53,9 @@ class Run:
             "tokens/s": f"{get('tokens_per_second'):.4g}" if get("tokens_per_second") else "",
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
             "waits for messages": f"{100 * share:.0f} %" if share is not None else "",
-            "loss": f"{_finite(loss['first'])} to {_finite(loss['last'])}" if get("losses") else "",
+            "loss": " to ".join(ends) if get("losses") else "",
             "curve": curve([loss for loss in get("losses") or () if loss is not None]),
         }
-
-
-def _finite(loss: float | None) -> str:
-    """Return a loss as text; the record has null for infinity and NaN."""
-    return "not finite" if loss is None else f"{loss:.4g}"
 
 
 def read(path: Path) -> Run:
