@@ -36,18 +36,6 @@ The exit status is the job's: 0, or 2 for an error that the user can correct, or
 Ctrl-C and SIGTERM are sent to all ranks; a second one kills them.
 """
 
-_UNKNOWN_OPTION = (
-    "if it is an option of cpudist-train, write it after `--`, as in: cpudist launch --nproc 2 -- --timeout 60 train.py"
-)
-
-_HOSTS = "on several hosts: cpudist launch --hostfile hosts --ppn N -- train.py; ranks find each other"
-_OF_HOSTS = "nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"
-TORCHRUN_HINTS = {
-    "--nproc-per-node": "the number of ranks on each host is --ppn N",
-    "--no-python": "leave it out: a command of a Python package is a TARGET as a script is",
-    **{f"--{name}": _HOSTS for name in _OF_HOSTS},
-}
-
 
 def add_options(parser: Parser) -> None:
     parser.usage = "cpudist launch [OPTIONS] -- TARGET [ARGS...]"
@@ -69,8 +57,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--grace", type=count, default=60, metavar="SECONDS", help=grace)
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
     add_target(parser)
-    parser.hints = TORCHRUN_HINTS
-    parser.unknown_option_hint = _UNKNOWN_OPTION
+    parser.unknown_option_hint = (
+        "if it is an option of cpudist-train, write it after `--`, as in: cpudist launch -- --timeout 60 train.py"
+    )
 
 
 def add_common_options(parser: Parser) -> None:

@@ -3,9 +3,8 @@
 import argparse
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cpudist.errors import UserError
@@ -23,11 +22,9 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         unknown_option_hint: remedy for an option that this command does not have; part of the error.
-        hints: remedies for particular options of other programs, which come first.
     """
 
     unknown_option_hint = ""
-    hints: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, **settings: Any) -> None:
         settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
@@ -42,8 +39,7 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and self.unknown_option_hint:
             option = unknown[0].partition("=")[0]
-            hint = self.hints.get(option, self.unknown_option_hint)
-            raise UserError(f"{self.prog.split(' [')[0]} has no option {option}; {hint}")
+            raise UserError(f"{self.prog.split(' [')[0]} has no option {option}; {self.unknown_option_hint}")
         return parsed, unknown
 
 
@@ -55,7 +51,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def add_ranks_per_node(parser: argparse.ArgumentParser, dest: str, default: str) -> None:
     """Add `--ppn`; its help names the `default`, or numa where there is none."""
     text = f"ranks on a host: a number, or one per socket, NUMA node or L3 cache (default: {default}, otherwise numa)"
-    parser.add_argument("--ppn", dest=dest, type=_ranks_per_node, metavar="{N,socket,numa,l3}", help=text)
+    parser.add_argument(
+        "--ppn", "--nproc-per-node", dest=dest, type=_ranks_per_node, metavar="{N,socket,numa,l3}", help=text
+    )
 
 
 def own_values(options: argparse.Namespace) -> dict[str, Any]:

@@ -28,6 +28,8 @@ examples:
 `cpudist launch` has more options, for several hosts.
 """
 
+_SEVERAL_HOSTS = "for several hosts: cpudist launch --hostfile hosts -- train.py"
+
 
 def add_options(parser: Parser) -> None:
     parser.usage = "cpudist run [OPTIONS] {[-m] TARGET | -- [OPTIONS OF cpudist-train] TARGET} [ARGS...]"
@@ -39,15 +41,14 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--nnodes", type=_one_node, help=argparse.SUPPRESS)
     parser.add_argument("-m", "--module", action="store_true", help="TARGET is a module, as with python -m")
     add_target(parser)
-    parser.hints = launch.TORCHRUN_HINTS
     parser.unknown_option_hint = (
-        "if it is an option of cpudist-train, write it after `--`, as in: cpudist run -- --timeout 60 train.py"
+        f"cpudist-train's follow `--`, as in: cpudist run -- --timeout 60 train.py; {_SEVERAL_HOSTS}"
     )
 
 
 def _one_node(text: str) -> int:
     if text not in ("1", "1:1"):
-        raise argparse.ArgumentTypeError(launch.TORCHRUN_HINTS["--nnodes"])
+        raise argparse.ArgumentTypeError(_SEVERAL_HOSTS)
     return 1
 
 

@@ -175,10 +175,9 @@ cpudist plan --topology cut.json | lscpu -p
 cpudist launch | no TARGET
 cpudist launch --min-nodes 2 -- t.py | --max-restarts
 cpudist launch --timeout=20 -- t.py | --timeout
-cpudist launch --nproc_per_node 2 -- t.py | --ppn N
 cpudist run -m | no TARGET
 cpudist run --nnodes 2 t.py | cpudist launch --hostfile hosts
-cpudist run --rdzv-endpoint=node0:29400 t.py | find each other
+cpudist run --rdzv-endpoint=node0:29400 t.py | cpudist launch --hostfile hosts
 cpudist launch --hostfile /no/such/file -- t.py | /no/such/file
 cpudist launch --hostfile hosts --nproc 5 -- t.py | 5 ranks do not fit on 2 hosts with room for 4
 cpudist test --hostfile hosts --json /proc/cluster.json | /proc/cluster.json
