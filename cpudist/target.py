@@ -44,7 +44,8 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
         )
     if os.path.isdir(name):
         raise UserError(f"{name} is a folder; give a script in it, or -m and a package's name")
-    found = name if os.path.isfile(name) or os.sep in name else shutil.which(name)
+    folders = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"  # ssh may set another PATH
+    found = name if os.path.isfile(name) or os.sep in name else shutil.which(name, path=folders)
     if found is None or not os.path.isfile(found):
         raise UserError(f"there is no script {name} in {Path.cwd()}; give the path of a script, or -m and a module")
     if not found.endswith(".py"):
