@@ -23,10 +23,11 @@ class Changes:
     def __exit__(self, *error: object) -> None:
         self.undo()
 
-    def variable(self, name: str, value: str) -> None:
+    def variable(self, name: str, value: str | None) -> None:
+        """Set an environment variable; None removes it."""
         before = os.environ.get(name)
-        os.environ[name] = value
-        self.then(lambda: _restore(name, before))
+        _set(name, value)
+        self.then(lambda: _set(name, before))
 
     def default_variable(self, name: str, value: str) -> None:
         if name not in os.environ:
@@ -41,7 +42,7 @@ class Changes:
         finally:
             for name in before.keys() | os.environ.keys():
                 if os.environ.get(name) != before.get(name):
-                    self.then(lambda name=name: _restore(name, before.get(name)))  # type: ignore[misc]
+                    self.then(lambda name=name: _set(name, before.get(name)))  # type: ignore[misc]
 
     def attribute(self, owner: Any, name: str, value: Any) -> None:
         # Not getattr: an inherited attribute is restored by deleting this one.
@@ -82,11 +83,11 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
         yield
 
 
-def _restore(name: str, before: str | None) -> None:
-    if before is None:
+def _set(name: str, value: str | None) -> None:
+    if value is None:
         os.environ.pop(name, None)
     else:
-        os.environ[name] = before
+        os.environ[name] = value
 
 
 def _remove_filter(added: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cpudist import answers
 from cpudist.errors import UserError
-from cpudist.launchers import Launcher, Placement
+from cpudist.launchers import Launcher, Placement, one_world
 from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus
 
@@ -57,6 +58,12 @@ class World:
 
         return torch.device(self.device_type)
 
+    @property
+    def placement(self) -> Placement:
+        return Placement(
+            self.rank, self.size, self.local_rank, self.local_size, node_rank=self.node_rank, node_count=self.node_count
+        )
+
     def __repr__(self) -> str:
         return (
             f"World(rank={self.rank}({self.size}), local_rank={self.local_rank}({self.local_size}), "
@@ -77,6 +84,7 @@ class RankInfo:
         interactive: whether it is a notebook or an interactive session, which an exception does not end.
         restarts: how often the job has been restarted, as this rank's launcher counts.
         run_ids: the names of the run from this rank's launcher: `Launcher.run_ids`.
+        variables: those of all launchers that the rank has found, before the job changes them: `one_world`.
     """
 
     node: str
@@ -87,6 +95,7 @@ class RankInfo:
     interactive: bool = False
     restarts: int = 0
     run_ids: dict[str, bool] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -145,7 +154,8 @@ def gather_rank_info(
     placement = launcher.placement()
     host, cpus, threads = socket.gethostname(), tuple(allowed_cpus()), torch.get_num_threads()
     run = launcher.restarts, launcher.run_ids
-    own = RankInfo(node_identity(), host, placement, cpus, threads, interactive, *run)
+    variables = {name: os.environ[name] for name in one_world.NAMES if name in os.environ}
+    own = RankInfo(node_identity(), host, placement, cpus, threads, interactive, *run, variables)
     members = [RankInfo.from_json(text) for text in all_gather("member", own.to_json())]
     return assign_nodes(members, launcher.name)[placement.rank], members
 
@@ -176,6 +186,12 @@ def assign_nodes(members: Sequence[RankInfo], launcher: str) -> list[World]:
             local = (position if given is None else given, len(node.ranks))
             worlds.append(World(rank, len(members), *local, node_rank, len(nodes), launcher, hosts=hosts))
     return sorted(worlds, key=lambda world: world.rank)
+
+
+def corrected_variables(members: Sequence[RankInfo], launcher: str) -> list[str]:
+    """Return the names of the launchers' variables by which a rank would have been another one."""
+    places = zip(assign_nodes(members, launcher), members, strict=True)
+    return sorted({name for world, one in places for name in one_world.corrected(world.placement, one.variables)})
 
 
 def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | None) -> str:

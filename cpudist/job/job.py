@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
+import torch
+
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.backends.options import with_defaults
@@ -21,6 +23,8 @@ from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
 from cpudist.job.rank_pinning import apply_pinning
+from cpudist.launchers import one_world
+from cpudist.observability.children import ComputingChildren
 from cpudist.observability.observers import Observers
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import Exit, RunRecord
@@ -118,6 +122,7 @@ class Job:
         self.observers.add(UnsynchronizedRanks(self))
         if self.world.rank == 0 and self._context.watch is not None:
             self.observers.add(Stragglers(self, self.record))
+            self.observers.add(ComputingChildren())
             self.heartbeat.add(self.observers.beat)
 
     def _end_when_stalled(self, seconds: float) -> None:
@@ -210,7 +215,7 @@ class Job:
         """Return the job's backend for a script that asks for the backend `name` (None: any).
 
         A backend that the user has named overrules the script's. If "auto" has chosen it, scripts that ask for gloo
-        join, if `joins`.
+        join, if `joins`; those that ask for nccl join where there is no GPU.
 
         Raises:
             UserError: the script asks for a backend that "auto" has not chosen.
@@ -222,6 +227,8 @@ class Job:
             taken = f"; {self.options.written('backend')} comes first"
         elif name == "gloo" and joins:  # torch's only backend for CPU tensors, where no other one is installed
             taken = f" and joins the job on {ours}; {option('backend', 'gloo')} puts it on gloo"
+        elif name == "nccl" and self.world.device_type == "cpu" and not torch.cuda.is_available():
+            taken = f", which is for GPUs, and joins the job on {ours}"
         else:
             theirs = f", or {option('backend', name)} for the script's" if name in backends.names() else ""
             raise UserError(
@@ -280,15 +287,9 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
         changes.then(chosen.stop)
         context.backend = chosen
     job = Job(context, chosen, options, pinning)
-    for name, value in {  # accelerate, transformers, datasets and others read these
-        "RANK": context.world.rank,
-        "WORLD_SIZE": context.world.size,
-        "LOCAL_RANK": context.world.local_rank,
-        "LOCAL_WORLD_SIZE": context.world.local_size,
-        "MASTER_ADDR": context.rendezvous.host,
-        "MASTER_PORT": context.rendezvous.port,
-    }.items():
-        changes.variable(name, str(value))
+    where = {"MASTER_ADDR": context.rendezvous.host, "MASTER_PORT": str(context.rendezvous.port)}
+    for name, value in (one_world.describing(context.world.placement, os.environ) | where).items():
+        changes.variable(name, value)
     chosen.change_libraries(changes)
     _job = job
     return job

@@ -2,7 +2,8 @@
 
 A file has everything specific to its launcher: the variables of its ranks and, for an MPI, how `cpudist
 launch` starts a job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the
-MPIs and finds their mpirun. It must not import torch, MPI or jobs.
+MPIs and finds their mpirun; `one_world.py` lists the variables that libraries read. It must not import torch, MPI or
+jobs.
 """
 
 import os

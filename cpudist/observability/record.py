@@ -27,6 +27,7 @@ from cpudist.observability.training_figures import Training
 from cpudist.private import new_file, without_secrets
 from cpudist.processes import own_age
 from cpudist.version import __version__
+from cpudist.world import corrected_variables
 
 _FILE = "cpudist.json"
 _TOLD = 0.05  # Smallest share of the time that is reported as a straggler delay of the whole job.
@@ -216,6 +217,7 @@ class RunRecord(Observer):
             "torch": torch.__version__,
             "command": without_secrets([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
             "launcher": world.launcher,
+            "corrected_variables": corrected_variables(self._job.members, world.launcher),
             "hosts": list(world.hosts),
             "world_size": world.size,
             "backend": world.backend,

@@ -1,6 +1,7 @@
 """Launchers are recognised by the variables that they set, and tell where a rank is and how ranks meet."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from cpudist.errors import UserError
 from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, RendezvousMethod, detect
 from cpudist.launchers.mpich import requested_nodes
 from cpudist.launchers.notebook import rank_variables, without_launcher
+from cpudist.launchers.one_world import corrected, describing
 
 NAMED_STEP = STEP | {"CPUDIST_TOKEN": "known"}
 ARBITRARY = NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary"}
@@ -143,6 +145,27 @@ def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[
     store, place = InStore("h0", 29500, "job", "secret"), Placement(3, 4, 1, 2, 1, 2)
     found = detect({**without_launcher(around), **rank_variables(place, store)})
     assert (found.name, found.placement(), found.rendezvous()) == ("notebook", place, store)
+
+
+@pytest.mark.parametrize("around", [INTEL, OPEN_MPI, STEP, TORCHRUN, PALS | {"PMI_SIZE": "1"}, FLUX, BY_HAND])
+def test_a_library_that_knows_another_launcher_finds_the_same_rank(around: dict[str, str]) -> None:
+    """Each row of variables is read back as its launcher's own."""
+    place = Placement(2, 6, 0, 2, 1, 3)
+    around = around | {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
+    variables = {**around, **describing(place, around)}
+    found = detect({name: value for name, value in variables.items() if value is not None}).placement()
+    assert all(value in (None, getattr(place, field)) for field, value in asdict(found).items()), found
+    assert set(corrected(place, around)) == {name for name in around if around[name] != variables[name]}
+
+
+def test_in_a_batch_script_ranks_are_the_tasks_of_slurm() -> None:
+    """Lightning reads five variables of Slurm together; sbatch does not set all of them."""
+    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NODEID")
+    even, uneven = Placement(2, 4, 0, 2, 1, 2), Placement(2, 3, 0, 1, 1, 2)
+    assert [describing(even, BATCH_SCRIPT)[name] for name in names] == ["2", "4", "0", "2", "1"]
+    assert [describing(uneven, BATCH_SCRIPT)[name] for name in names] == ["2", "3", "0", None, "1"]
+    assert not corrected(Placement(0, 1, 0, 1, 0, 1), BATCH_SCRIPT)  # its srun starts four tasks
+    assert corrected(uneven, BATCH_SCRIPT) == ["SLURM_PROCID", "SLURM_NTASKS"]
 
 
 @pytest.mark.parametrize("variable", ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"])

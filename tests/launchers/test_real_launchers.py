@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from launcher_variables import BATCH_SCRIPT
 from slurm_node import slurm_node
 
 pytestmark = pytest.mark.job
@@ -34,6 +35,25 @@ def test_two_ranks(cluster: dict[str, str], mpi: str, tmp_path: Path) -> None:
     fields = json.loads(record.read_text())
     assert (fields["launcher"], fields["world_size"], fields["exit"]) == ("slurm", 2, "completed")
     assert sorted(file.name for file in tmp_path.glob("0-*")) == ["0-0", "0-1"]
+
+
+ASKS = """
+import os
+from accelerate import PartialState
+state = PartialState(cpu=True)
+slurm = [os.environ[f"SLURM_{name}"] for name in ("PROCID", "NTASKS", "LOCALID")]  # as Lightning reads them
+print(f"{state.process_index} {state.num_processes} {state.local_process_index}, {' '.join(slurm)}\\n", end="")
+"""
+
+
+def test_libraries_name_the_same_rank_inside_sbatch(tmp_path: Path) -> None:
+    """sbatch says to both ranks that they are rank 0 of 4, and Lightning believed it."""
+    record, script = tmp_path / "record.json", tmp_path / "asks.py"
+    script.write_text(ASKS)
+    command = jobs.mpirun(2, "-bootstrap", "fork", *jobs.train("--record", str(record), str(script)))
+    result = jobs.completed(command, timeout=120, env=BATCH_SCRIPT)
+    assert sorted(result.stdout.splitlines()) == ["0 2 0, 0 2 0", "1 2 1, 1 2 1"]
+    assert json.loads(record.read_text())["corrected_variables"] == ["SLURM_LOCALID", "SLURM_NTASKS", "SLURM_PROCID"]
 
 
 PROGRAM = """
