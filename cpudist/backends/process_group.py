@@ -54,6 +54,8 @@ class ProcessGroupBackend(Backend):
     def change_libraries(self, changes: Changes) -> None:
         if self.devices.type == "cpu":  # elsewhere the sums are only queued when the callback returns
             self._ddp_waits = DdpWaits(changes)
+            if not torch.cuda.is_available():
+                changes.attribute(torch.cuda, "set_device", _no_gpu)
         # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)
@@ -199,6 +201,14 @@ def groups() -> dict[str, GroupRanks]:
         label = name if group.group_desc in ("", "undefined") else f"{group.group_desc}:{name}"
         known[name] = GroupRanks(label, tuple(sorted(ranks, key=ranks.__getitem__)))
     return known
+
+
+def _no_gpu(device: Any) -> None:
+    """Replace torch.cuda.set_device, whose own error is about a missing attribute."""
+    raise UserError(
+        f"the script calls torch.cuda.set_device({device}), and torch finds no GPU: choose the script's CPU, such as"
+        ' --device cpu, or call it only "if torch.cuda.is_available()"'
+    )
 
 
 def _prefer_cpu(changes: Changes, module: ModuleType) -> None:

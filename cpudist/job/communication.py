@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
@@ -13,8 +14,6 @@ from cpudist.backends.measured import choose_later
 from cpudist.console import say
 
 if TYPE_CHECKING:
-    import torch
-
     from cpudist.backends import Backend
     from cpudist.changes import Changes
     from cpudist.observability.record import RunRecord
@@ -34,6 +33,7 @@ class Communication:
         self.world = world
         self.compression: str | None = None
         self._wraps = False  # `wrap` is under way
+        self._dropped = False  # whether `device_ids` have been dropped
 
     def set_compression(self, scheme: str, asked: str) -> None:
         """Set the default scheme of the job's models.
@@ -79,11 +79,15 @@ class Communication:
         return model
 
     def follow_ddp(self, changes: Changes) -> None:
-        """Compress the gradients of models that the script itself wraps in DDP, too; give DDP the job's bucket size."""
+        """Do for models that the script itself wraps in DDP what `wrap` does: compression, and the job's bucket size.
+
+        Scripts for GPUs give `device_ids`, which DDP refuses for a module on CPUs: they are dropped.
+        """
         original = DistributedDataParallel.__init__
 
         def init(*args: Any, **kwargs: Any) -> None:
             given = inspect.signature(original).bind_partial(*args, **kwargs)
+            self._drop_device_ids(given.arguments)
             if "bucket_cap_mb_list" not in given.arguments:
                 given.arguments.setdefault("bucket_cap_mb", self._backend.ddp_options().get("bucket_cap_mb"))
             original(*given.args, **given.kwargs)
@@ -91,6 +95,14 @@ class Communication:
                 self._compress(args[0], None)
 
         changes.attribute(DistributedDataParallel, "__init__", init)
+
+    def _drop_device_ids(self, arguments: dict[str, Any]) -> None:
+        if torch.cuda.is_available() or any(value.device.type != "cpu" for value in arguments["module"].parameters()):
+            return
+        dropped = [name for name in ("device_ids", "output_device") if arguments.pop(name, None) is not None]
+        if dropped and self.world.rank == 0 and not self._dropped:
+            self._dropped = True
+            say(f"{' and '.join(dropped)} of DistributedDataParallel left out: the model is on CPUs")
 
     def _compress(self, model: torch.nn.Module, scheme: str | None) -> None:
         scheme = scheme or self.compression or NONE

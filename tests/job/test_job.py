@@ -50,9 +50,9 @@ def test_plain_processes_join_job_after_job() -> None:
 
 @pytest.mark.job
 def test_a_script_that_contradicts_the_job_ends_in_one_line() -> None:
-    result = run(mpirun(2, *train(JOINS, "nccl", "by name")), timeout=100)
+    result = run(mpirun(2, *train(JOINS, "ucc", "by name")), timeout=100)
     assert result.returncode == 2, result.output
-    assert re.fullmatch("cpudist: the script asks for the backend nccl, but the job runs on ccl; .*\n", result.report)
+    assert re.fullmatch("cpudist: the script asks for the backend ucc, but the job runs on ccl; .*\n", result.report)
 
 
 @pytest.mark.versions

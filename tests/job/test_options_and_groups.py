@@ -68,6 +68,11 @@ def test_a_script_fills_only_what_the_command_line_leaves_open() -> None:
     assert defaults.filled_from(JobOptions(resume="never", async_checkpoint=True, compress="bf16")) == defaults
 
 
+def test_a_script_for_gpus_is_told_what_to_change(alone: None) -> None:
+    with pytest.raises(UserError, match="torch finds no GPU"):
+        torch.cuda.set_device(0)
+
+
 def test_later_calls_of_init_add_options(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     running = require()
     running.pinning = running.pinning or SimpleNamespace()  # as cpudist-train does on any machine
@@ -118,7 +123,8 @@ def test_a_backend_without_the_scheme_refuses_before_it_starts() -> None:
         ({"backend": "cuda:nccl"}, ""),
         ({"backend": "undefined", "init_method": "tcp://h:1?rank=0&world_size=1"}, ""),
         ({"backend": "gloo", "timeout": timedelta(seconds=77), "store": dist.HashStore()}, ""),
-        ({"backend": "nccl"}, "the backend nccl, but the job runs on gloo; give --backend gloo to stay on it$"),
+        ({"backend": "nccl"}, ""),  # there is no GPU
+        ({"backend": "ucc"}, "the backend ucc, but the job runs on gloo; give --backend gloo to stay on it$"),
         ({"backend": "cpu:ccl"}, "the backend ccl, but the job runs on gloo;.* or --backend ccl for the script's$"),
         ({"world_size": 2, "rank": 0}, "world size 2, but in this job it is 1;"),
         ({"world_size": 1, "rank": 1}, "rank 1, but in this job it is 0;"),
@@ -225,7 +231,7 @@ def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job()
     ours.follow_ddp(changes)
     model, ddp = torch.nn.Linear(1, 1), torch.nn.parallel.DistributedDataParallel
     assert (ddp(model).bucket_bytes_cap, backend.schemes) == (33 << 20, ["bf16"])
-    assert ddp(model, None, bucket_cap_mb=5).bucket_bytes_cap == 5 << 20
+    assert ddp(model, [0], output_device=0, bucket_cap_mb=5).bucket_bytes_cap == 5 << 20  # a script for GPUs
     wrapped = ours.wrap(lambda: ddp(module=model), "none")
     assert (wrapped.bucket_bytes_cap, backend.schemes) == (33 << 20, ["bf16", "bf16", "none"])
     changes.undo()
