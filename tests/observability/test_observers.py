@@ -4,9 +4,12 @@ import functools
 import inspect
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +19,7 @@ from observed import ALONE, Observed
 from ranks import begin, fork_ranks
 
 import cpudist
+from cpudist.observability.children import ComputingChildren
 from cpudist.observability.gradient_times import GradientTimes
 from cpudist.observability.observers import Observer, Observers
 from cpudist.observability.pace import PaceMeter
@@ -61,6 +65,26 @@ def test_one_that_raises_does_not_disturb_the_next(capsys: pytest.CaptureFixture
     assert [one.calls for one in (first, lost, second)] == [1, 1, 1]
     assert first.end() == "nothing"
     assert capsys.readouterr().err.count("Raises has failed") == 2, "the watch reports a lost store"
+
+
+@pytest.mark.job
+def test_children_that_compute_on_too_few_cpus_are_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """They inherit the rank's mask, as a simulation's processes or data workers do."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    sleeps = subprocess.Popen(["sleep", "60"])
+    try:
+        observer = ComputingChildren(seconds=0.3)
+        for _ in range(5):
+            time.sleep(0.5)
+            observer.beat(None)
+    finally:
+        os.sched_setaffinity(0, cpus)
+        for child in (*loops, sleeps):
+            child.kill()
+            child.wait()
+    assert capsys.readouterr().err.count("warning: 2 children of rank 0 compute on its 1 CPU; ") == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -133,7 +157,7 @@ def test_a_job_completes_whichever_observer_raises(kind: type[Observer], tmp_pat
 )
 def test_rank_0_of_several_on_cpus_warns(
     fields: dict[str, object], steps: int, before: tuple[object, float | None], after: tuple[object, float | None],
-    warns: bool, capsys: pytest.CaptureFixture[str],
+    warns: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     job = Observed(replace(ALONE, **{"size": 2, **fields}))
     job.backend.collectives, job.backend.seconds = before
@@ -142,6 +166,9 @@ def test_rank_0_of_several_on_cpus_warns(
     job.backend.collectives, job.backend.seconds = after
     observer.end()
     assert capsys.readouterr().err == (SAID if warns else "")
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    observer.end()
+    assert ("give Lightning devices=" in capsys.readouterr().err) == warns
     job.changes.undo()
 
 
