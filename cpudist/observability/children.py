@@ -32,7 +32,7 @@ class ComputingChildren(Observer):
             self._interval = float("inf")
             say(
                 f"warning: {computing} children of rank 0 compute on its {number_of(cpus, 'CPU')}; fewer ranks on a"
-                " host have more each, and --data-workers N keeps cores for them (cpudist docs placement)"
+                " host, or OMP_NUM_THREADS below its cores, leave more to them (cpudist docs placement)"
             )
 
 
