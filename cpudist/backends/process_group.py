@@ -206,8 +206,8 @@ def groups() -> dict[str, GroupRanks]:
 def _no_gpu(device: Any) -> None:
     """Replace torch.cuda.set_device, whose own error is about a missing attribute."""
     raise UserError(
-        f"the script calls torch.cuda.set_device({device}), and torch finds no GPU: choose the script's CPU, such as"
-        ' --device cpu, or call it only "if torch.cuda.is_available()"'
+        f"the script calls torch.cuda.set_device({device}), and torch finds no GPU: give the script's option for CPUs,"
+        " such as --device cpu, or leave the call out"
     )
 
 
