@@ -2,8 +2,8 @@
 
 Guides for Intel's backend use mpirun, srun or torchrun to start ``python3 run_qa.py … --ddp_backend ccl --use_ipex``.
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). It only waits until the
-script imports TrainingArguments. If a launcher has started the process, TrainingArguments then accept the documented
-flags, and the first object with ``ddp_backend="ccl"`` calls `cpudist.init`. Objects without such flags change nothing.
+script imports TrainingArguments, which then accept the documented flags. If a launcher has started the process, the
+first object with ``ddp_backend="ccl"`` calls `cpudist.init`. Objects without such flags change nothing.
 
 If `accelerate launch` starts one process although the user asked for several, that process refuses the flag.
 """
@@ -35,11 +35,9 @@ def _prepare(module: ModuleType) -> None:
     from cpudist.launchers.single import Single
 
     launcher = launchers.detect()
-    if isinstance(launcher, Single) and _ASKED not in os.environ:
-        return
     from cpudist import api, job
     from cpudist.changes import Changes
-    from cpudist.console import end_now
+    from cpudist.console import end_now, say
     from cpudist.errors import USER_ERROR, UserError
     from cpudist.huggingface.training_arguments import add_fields
     from cpudist.training.run_target import time_trainer
@@ -53,6 +51,13 @@ def _prepare(module: ModuleType) -> None:
     timeout = cls.__dataclass_fields__["ddp_timeout"]
     default = timeout.default
 
+    def refuse(line: str) -> None:
+        if isinstance(launcher, Single):
+            say(line)
+            sys.exit(USER_ERROR)  # in a notebook the process goes on
+        # Without a job the ranks cannot agree on one that reports, and all of them have the same arguments.
+        end_now(USER_ERROR, line if launcher.is_main_process else "")
+
     @functools.wraps(original)
     def post_init(self: Any) -> None:
         if job.current() is not None:
@@ -64,6 +69,8 @@ def _prepare(module: ModuleType) -> None:
                 f"accelerate launch starts one process, not {processes}, without --mpirun_hostfile; write: cpudist"
                 f" launch --nproc {processes} -- {shlex.join(sys.argv)}",
             )
+        elif self.ddp_backend == "ccl" and isinstance(launcher, Single):
+            refuse("ddp_backend ccl in one process without a launcher: start the script by mpirun, or by cpudist run")
         elif self.ddp_backend == "ccl":
             try:
                 api.init("ccl")
@@ -78,9 +85,7 @@ def _prepare(module: ModuleType) -> None:
             time_trainer(started)
         elif given := [name for name in added if getattr(self, name) != cls.__dataclass_fields__[name].default]:
             options = " and ".join(f"--{name}" for name in given)
-            refusal = f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"
-            # Without a job the ranks cannot agree on one that reports, and all of them have the same arguments.
-            end_now(USER_ERROR, refusal if launcher.is_main_process else "")
+            refuse(f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train")
         else:
             original(self)
 

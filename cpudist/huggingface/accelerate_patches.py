@@ -84,7 +84,7 @@ def clip_by_blocks(accelerator: Any) -> None:
 
     @functools.wraps(original)
     def clip(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-        parameters = list(parameters)
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if not gradients or norm_type != 2 or not all(map(_is_plain, gradients)):
             return original(parameters, max_norm, norm_type)

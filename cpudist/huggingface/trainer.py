@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils._pytree import tree_map
 
+from cpudist.changes import replaced
 from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.training_arguments import computing_type
 from cpudist.optimization import applied, kernels
@@ -46,36 +47,56 @@ def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., 
 def compute_loss(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Replace `Trainer.compute_loss`: the loss is the same on any number of ranks and of accumulated batches.
 
-    Trainer (4.57 and 5.x) relies on the model to divide by `num_items_in_batch`, the number of targets in all batches
-    of a step on all ranks. Many models, such as BertForSequenceClassification, ignore it. Their loss is then too large:
-    Trainer multiplies it by the number of ranks, and does not divide it by the number of accumulated batches.
+    Trainer (4.57 and 5.x) relies on the model, or on `compute_loss_func`, to divide by `num_items_in_batch`, the number
+    of targets in all batches of a step on all ranks. Many models, such as BertForSequenceClassification, ignore it.
+    Their loss is then too large: Trainer multiplies it by the number of ranks, and in a training step does not divide
+    it by the number of accumulated batches. The first loss shows which kind it is. Trainer is then told that the model
+    ignores the number, and computes a mean itself; a `compute_loss_func` needs the division here.
     """
-    uses_count: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+    too_large: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # by Trainer; 0 if the number is used
 
     @functools.wraps(original)
     def compute(
         self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        weight = next(context.weights[self]) if self in context.weights and model.training else 1.0
         gives_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
-        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # in this case Trainer itself divides
-        batches = 1 if divides else getattr(self, "current_gradient_accumulation_steps", 1)
-        too_large = batches * (self.accelerator.num_processes if multiplies else 1)
-        unequal = self in context.weights and model.training
-        weight = next(context.weights[self]) if unequal else 1.0
-        if not (gives_count and too_large > 1 and isinstance(num_items_in_batch, torch.Tensor)):
+        accumulates = self.accelerator.num_processes > 1 or self.args.gradient_accumulation_steps > 1
+        if not (gives_count and accumulates and isinstance(num_items_in_batch, torch.Tensor)):
             return _divide(original(self, model, inputs, return_outputs, num_items_in_batch), 1 / weight)
-        if self in uses_count:
+        if self in too_large:
             result = original(self, model, inputs, return_outputs, num_items_in_batch)
         else:
             count = num_items_in_batch.as_subclass(_Count)
             count.used = False
             with torch.compiler.set_stance("force_eager"):  # compiled code would hide whether the count is used
                 result = original(self, model, inputs, return_outputs, count)
-            uses_count[self] = count.used
-        return result if uses_count[self] else _divide(result, too_large / weight)
+            too_large[self] = 0.0 if count.used else _factor(original, self, num_items_in_batch)
+            if not count.used:
+                _declare_mean(self)
+        if not too_large[self]:
+            return result
+        # Trainer divides the others' losses itself.
+        undivided = model.training and self.compute_loss_func is not None and not hasattr(self, "loss_is_scaled_for_ga")
+        batches = self.current_gradient_accumulation_steps if undivided else 1
+        return _divide(result, too_large[self] * batches / weight)
 
     return compute
+
+
+def _factor(original: Callable[..., Any], trainer: Any, count: torch.Tensor) -> float:
+    """Return the number by which Trainer multiplies a loss that ignores `count`: measured, as versions differ."""
+    function = None if trainer.compute_loss_func is None else lambda *args, **kwargs: torch.ones(())
+    with replaced(trainer, compute_loss_func=function, label_smoother=None):
+        return float(original(trainer, _One(), {"labels": count}, num_items_in_batch=count))
+
+
+def _declare_mean(trainer: Any) -> None:
+    """Tell Trainer that losses are means over a batch, so that it divides them by the number of batches itself."""
+    if trainer.compute_loss_func is None:
+        trainer.model_accepts_loss_kwargs = False
+    elif getattr(trainer, "loss_is_scaled_for_ga", True) is None:  # from transformers 5.20 on
+        trainer.loss_is_scaled_for_ga = False
 
 
 def _optimize(trainer: Any, context: Context) -> None:
@@ -102,6 +123,13 @@ def _divide(result: Any, number: float) -> Any:
     if number == 1:
         return result
     return (result[0] / number, *result[1:]) if isinstance(result, tuple) else result / number
+
+
+class _One(torch.nn.Module):
+    """A model whose loss is 1."""
+
+    def forward(self, **inputs: Any) -> dict[str, torch.Tensor]:
+        return {"loss": torch.ones(())}
 
 
 class _Count(torch.Tensor):

@@ -37,6 +37,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
     if not any(group.get("fused") for group in groups):
         optimizer.register_step_pre_hook(_fuse_where_right)
         optimizer.register_step_post_hook(_unfuse)
+        optimizer.register_state_dict_pre_hook(_unfuse)  # after a step that has raised
     return True
 
 
@@ -62,7 +63,7 @@ def _fuse_where_right(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) 
         )
 
 
-def _unfuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _unfuse(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
     for group in optimizer.param_groups:
         group["fused"] = False
 

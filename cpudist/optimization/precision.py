@@ -1,8 +1,11 @@
 """The type that a model computes in: support by devices, and autocast."""
 
+import copy
+import dataclasses
 import functools
 import platform
 import timeit
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -101,10 +104,28 @@ def _under_autocast(forward: Any, device: str, dtype: torch.dtype, /, *args: Any
     # A new context for each call: in a nested forward pass a shared one would lose the outer state.
     with torch.autocast(device, dtype=dtype):
         outputs = forward(*args, **kwargs)
-    # Losses and metrics are computed in float32.
+    if isinstance(outputs, Generator):
+        return _values(outputs, device, dtype)
     return tree_map(_in_float32, outputs)
 
 
+def _values(generator: Generator[Any, None, Any], device: str, dtype: torch.dtype) -> Generator[Any, None, Any]:
+    """Yield the values of a generator; it computes each of them when it is asked for it."""
+    while True:
+        try:
+            with torch.autocast(device, dtype=dtype):
+                value = next(generator)
+        except StopIteration as end:
+            return end.value
+        yield tree_map(_in_float32, value)
+
+
 def _in_float32(leaf: Any) -> Any:
-    low = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bfloat16, torch.float16)
-    return leaf.float() if low else leaf
+    """Convert a part of the outputs: losses and metrics are computed in float32."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.float() if leaf.dtype in (torch.bfloat16, torch.float16) else leaf
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        leaf = copy.copy(leaf)
+        for name, value in vars(leaf).items():
+            object.__setattr__(leaf, name, tree_map(_in_float32, value))  # also of a frozen one
+    return leaf

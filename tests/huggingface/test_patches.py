@@ -50,7 +50,7 @@ def test_other_versions(monkeypatch: pytest.MonkeyPatch, package: str, owner: ob
     assert f"pip install '{package}>=" in str(caught.value)
 
 
-def test_everything_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_taken_back(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     variables = ("ACCELERATE_TORCH_DEVICE", "USE_TORCH_XLA", "TORCHINDUCTOR_CACHE_DIR")
     for name in variables:
         monkeypatch.delenv(name, raising=False)  # conftest.py and torch have set them
@@ -70,9 +70,9 @@ def test_everything_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     after = dict(vars(TrainingArguments)), dict(vars(Trainer)), dict(vars(transformers.trainer))
     assert before == after, [key for key in after[0] if before[0].get(key) is not after[0][key]]
     assert not os.environ.keys() & {*variables}
-    if "use_ipex" not in before[0]:
-        with pytest.raises(TypeError):
-            TrainingArguments("out", use_ipex=True)
+    with pytest.raises(SystemExit, match="2"):  # this process has no launcher
+        TrainingArguments("out", use_ipex=True, ddp_backend="ccl")
+    assert "ddp_backend ccl in one process without a launcher: start the script by mpirun, or" in capfd.readouterr().err
 
 
 def test_the_documentation_shows_the_table() -> None:
@@ -144,6 +144,8 @@ def test_use_ipex_clips_by_a_norm_that_is_exact(tmp_path: Path, monkeypatch: pyt
         assert accelerator.clip_grad_norm_(parameters, 0.5, norm).item() == pytest.approx(whole, rel=error)
         clipped = torch.cat([parameter.grad.flatten() for parameter in parameters])
         torch.testing.assert_close(clipped.double(), values * (0.5 / whole), rtol=error, atol=0)
+    (alone := torch.nn.Parameter(torch.zeros(2))).grad = torch.tensor([3.0, 4.0])
+    assert (accelerator.clip_grad_norm_(alone, 1.0).item(), alone.grad.tolist()) == (5, pytest.approx([0.6, 0.8]))
     norms: list[Any] = []
     monkeypatch.setattr(native, "gradient_norm", lambda gradients: norms.append(1) or torch.tensor(1.0))
     for used in (False, True):
@@ -203,7 +205,10 @@ def test_reporters_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     running.record.compared = {"waits": 0.2, "slowest_rank": 3, "delays": 0.1}  # of other ranks
     history = trained(tmp_path, report_to="own", **six)
     losses = [logs for logs in Reporter.seen if "loss" in logs]
-    assert len(losses) == 4, "after the first step, too"
+    assert [logs["loss"] for logs in losses] == running.record.training.losses[1:], (
+        "the record has the first step's, too"
+    )
+    assert len(losses) == 3
     assert all(logs["cpudist_samples_per_second"] > 0 for logs in losses)
     figures = {f"cpudist_{name}": value for name, value in running.record.compared.items()}
     assert all(logs.items() >= figures.items() for logs in losses)

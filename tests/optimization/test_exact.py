@@ -8,6 +8,7 @@ import inspect
 import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -217,6 +218,37 @@ def test_a_forward_pass_within_itself_and_in_other_threads() -> None:
     assert not torch.is_autocast_enabled("cpu")
     assert model.branch(x).dtype is torch.float32, "a part that is called by itself"
     assert inspect.signature(model.forward) == inspect.signature(Tree().forward)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    rest: list[torch.Tensor]
+
+
+class Holding(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Iterator[Any]:
+        """Yield an output in a dataclass, then one alone."""
+        yield Outputs([super().forward(x)])
+        yield super().forward(x)
+
+
+def test_outputs_are_float32_whatever_holds_them() -> None:
+    model, _ = cpudist.optimize(Holding(8, 8), None, torch.bfloat16, keep_memory=False)
+    held, alone = model(torch.ones(4, 8))
+    assert not torch.is_autocast_enabled("cpu")
+    assert held.rest[0].dtype is alone.dtype is torch.float32
+    assert torch.equal(alone, alone.bfloat16().float()), "it was computed in bfloat16"
+
+
+def test_a_step_that_raises_leaves_nothing_fused_in_the_state() -> None:
+    model, optimizer = cpudist.optimize(linear := nn.Linear(2, 2), torch.optim.SGD(linear.parameters()), ipex=False)
+    model(torch.ones(1, 2)).sum().backward()
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = "none"
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises((TypeError, RuntimeError, AttributeError)):
+        optimizer.step()
+    assert not any(group["fused"] for group in optimizer.state_dict()["param_groups"])
 
 
 def test_the_newest_type_counts() -> None:
