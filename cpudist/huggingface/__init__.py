@@ -10,11 +10,11 @@ It must not import launchers, programs or command lines.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from cpudist.checkpoints.background import Background
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface import accelerate_patches, resuming, trainer, trainer_checkpoints, training_arguments
 from cpudist.on_import import after_import
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["KNOWN", "PATCHES", "Context", "Patch", "install"]
 
 # The lowest and the highest version that the test suite has run with.
-KNOWN = {"accelerate": ">=1.15,<2", "transformers": ">=4.57.6,<6"}
+KNOWN = {"accelerate": ">=1.1,<2", "transformers": ">=4.57.6,<6"}
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class Context:
     Attributes:
         trainings: for each Trainer the batch geometry and number of its training, for `Manifest.trainer`.
         weights: for each Trainer with unequal shares, the weights of the batches of the current step.
+        unknown: the packages that are left as they are, since their version is unknown.
     """
 
     job: Job
     trainings: WeakKeyDictionary[Any, dict[str, int]] = field(default_factory=WeakKeyDictionary)
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
     background: Background = field(default_factory=Background)
+    unknown: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,17 @@ PATCHES = (
         "self, model, inputs, return_outputs, num_items_in_batch",
     ),
     Patch(
+        "transformers.trainer:Trainer._maybe_log_save_evaluate",
+        "the run record has the first and the last loss, which Trainer may not log",
+        trainer.note_loss,
+        "self, tr_loss, ...",
+    ),
+    Patch(
+        "transformers.trainer:DEFAULT_CALLBACKS",
+        "steps are timed and recorded, a signal saves a checkpoint, and lazy devices compute at the end of each step",
+        attributes="append, remove",
+    ),
+    Patch(
         "transformers.trainer:Trainer._save_checkpoint",
         "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it",
         trainer_checkpoints.save_checkpoint,
@@ -164,7 +178,8 @@ PATCHES = (
     ),
     Patch(
         "transformers.trainer:Trainer.train",
-        "a restarted script begins at step 0; on another number of ranks, a step would have another number of samples",
+        "a restarted script begins at step 0; on another number of ranks, a step would have another number of samples; "
+        "with --checkpoint-on-signal it ends the job after the checkpoint",
         resuming.train,
         "self, resume_from_checkpoint, ...",
     ),
@@ -180,38 +195,67 @@ def install(job: Job) -> None:
     """Keep accelerate and Trainer on the process group of the running job until it ends."""
     # If this is unset, accelerate divides the machine's cores among the ranks, even if they are pinned.
     job.changes.default_variable("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    # Before 1.8, accelerate applies Intel's extension wherever it is installed, also without --use_ipex.
+    job.changes.default_variable("ACCELERATE_USE_IPEX", "false")
     job.changes.default_variable("TORCHINDUCTOR_CACHE_DIR", own_compile_cache(job.world.rank))
     context = Context(job)
     for name in dict.fromkeys(patch.module for patch in PATCHES):
-        job.changes.then(after_import(name, partial(_apply_all, context=context)))
+        job.changes.then(after_import(name, functools.partial(_apply_all, context=context)))
 
 
 def _apply_all(module: ModuleType, context: Context) -> None:
-    for patch in PATCHES:
-        if patch.module == module.__name__:
-            _apply(patch, module, context)
-
-
-def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
-    """Replace the target if the patch was written for it, otherwise raise `UserError`."""
+    """Replace the targets in `module` if all its patches were written for it; otherwise leave it as it is."""
     from packaging.specifiers import SpecifierSet  # also a dependency of transformers and accelerate
 
-    package = sys.modules[module.__name__.partition(".")[0]]
+    patches = [patch for patch in PATCHES if patch.module == module.__name__]
+    package: Any = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
+    if not known or not all(_fits(_find(patch, module)[2], patch) for patch in patches):
+        _leave(module, patches[0].target.partition(":")[2].partition(".")[0], package, context)
+        return
+    for patch in patches:
+        owner, name, original = _find(patch, module)
+        if patch.function is not None and (replacement := patch.function(original, context)) is not original:
+            context.job.changes.attribute(owner, name, replacement)
+
+
+def _leave(module: ModuleType, name: str, package: Any, context: Context) -> None:
+    """Go on without the patches of `module`; on gloo with all uses of its class or function `name`, else without any.
+
+    Without its patches accelerate trains on gloo if it is told to use the CPU, otherwise each rank trains alone.
+    """
+    job, version = context.job, f"{package.__name__} {package.__version__}"
+    unknown = f"cpudist does not know {version} and cannot keep it on the job's process group"
+    remedy = f"pip install '{package.__name__}{KNOWN[package.__name__]}'"
+    owner: Any = getattr(module, name, None)
+    if owner is None:
+        raise UserError(f"{unknown}; {remedy}")
+    if job.world.rank == 0 and package.__name__ not in context.unknown:
+        means = "unchanged" if job.world.backend == "gloo" else "until it is used"
+        say(f"cpudist does not know {version}: going on with it {means}; {remedy}")
+    context.unknown.add(package.__name__)
+    target, attribute = (owner, "__init__") if isinstance(owner, type) else (module, name)
+    original = getattr(target, attribute)
+
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if job.world.backend != "gloo":
+            raise UserError(f"{unknown}; {remedy}, or use --backend gloo")
+        result = original(*args, **kwargs)
+        if getattr(args[0] if args else None, "num_processes", job.world.size) == 1 < job.world.size:
+            raise UserError(f"{version} would train each rank alone: add --use_cpu (cpu=True), or {remedy}")
+        return result
+
+    job.changes.attribute(target, attribute, guarded)
+
+
+def _find(patch: Patch, module: ModuleType) -> tuple[Any, str, Any]:
+    """Return the owner of the target, its name there, and the target; None if it does not exist."""
     *classes, name = patch.target.partition(":")[2].split(".")
     owner: Any = module
     for part in classes:
         owner = getattr(owner, part, None)
-    original = getattr(owner, name, None)
-    if not known or not _fits(original, patch):
-        raise UserError(
-            f"cpudist does not know {package.__name__} {package.__version__} and cannot keep it on the job's process "
-            f"group; pip install '{package.__name__}{KNOWN[package.__name__]}'"
-        )
-    if patch.function is not None:
-        replacement = patch.function(original, context)
-        if replacement is not original:
-            context.job.changes.attribute(owner, name, replacement)
+    return owner, name, getattr(owner, name, None)
 
 
 def _fits(original: Any, patch: Patch) -> bool:

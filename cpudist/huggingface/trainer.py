@@ -72,8 +72,10 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
             with torch.compiler.set_stance("force_eager"):  # compiled code would hide whether the count is used
                 result = original(self, model, inputs, return_outputs, count)
             too_large[self] = 0.0 if count.used else _factor(original, self, num_items_in_batch)
-            if not count.used:
-                _declare_mean(self)
+            if not count.used and self.compute_loss_func is None:
+                self.model_accepts_loss_kwargs = False
+            elif not count.used and getattr(self, "loss_is_scaled_for_ga", True) is None:  # from transformers 5.20 on
+                self.loss_is_scaled_for_ga = False
         if not too_large[self]:
             return result
         # Trainer divides the others' losses itself.
@@ -84,19 +86,30 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
     return compute
 
 
+def note_loss(original: Callable[..., None], context: Context) -> Callable[..., None]:
+    """Replace `Trainer._maybe_log_save_evaluate`: the record has the first and the last loss, logged or not."""
+    noted = (0, -1)
+
+    @functools.wraps(original)
+    def note(self: Any, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        nonlocal noted
+        training, step = context.job.record.training, self.state.global_step
+        added_up = step - self._globalstep_last_logged  # the steps whose losses are in tr_loss
+        ends = step in (training.first + 1, self.state.max_steps) and noted != (id(training), step)
+        if ends and added_up > 0 and not self.control.should_log:
+            training.losses.append(self.accelerator.gather(tr_loss).mean().item() / added_up)
+            noted = id(training), step  # Trainer calls this again at the end of an epoch
+        original(self, tr_loss, *args, **kwargs)
+
+    return note
+
+
 def _factor(original: Callable[..., Any], trainer: Any, count: torch.Tensor) -> float:
     """Return the number by which Trainer multiplies a loss that ignores `count`: measured, as versions differ."""
-    function = None if trainer.compute_loss_func is None else lambda *args, **kwargs: torch.ones(())
+    one = torch.ones(())
+    function = None if trainer.compute_loss_func is None else lambda *args, **kwargs: one
     with replaced(trainer, compute_loss_func=function, label_smoother=None):
-        return float(original(trainer, _One(), {"labels": count}, num_items_in_batch=count))
-
-
-def _declare_mean(trainer: Any) -> None:
-    """Tell Trainer that losses are means over a batch, so that it divides them by the number of batches itself."""
-    if trainer.compute_loss_func is None:
-        trainer.model_accepts_loss_kwargs = False
-    elif getattr(trainer, "loss_is_scaled_for_ga", True) is None:  # from transformers 5.20 on
-        trainer.loss_is_scaled_for_ga = False
+        return float(original(trainer, lambda **inputs: {"loss": one}, {"labels": count}, num_items_in_batch=count))
 
 
 def _optimize(trainer: Any, context: Context) -> None:
@@ -123,13 +136,6 @@ def _divide(result: Any, number: float) -> Any:
     if number == 1:
         return result
     return (result[0] / number, *result[1:]) if isinstance(result, tuple) else result / number
-
-
-class _One(torch.nn.Module):
-    """A model whose loss is 1."""
-
-    def forward(self, **inputs: Any) -> dict[str, torch.Tensor]:
-        return {"loss": torch.ones(())}
 
 
 class _Count(torch.Tensor):

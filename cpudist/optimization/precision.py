@@ -104,20 +104,7 @@ def _under_autocast(forward: Any, device: str, dtype: torch.dtype, /, *args: Any
     # A new context for each call: in a nested forward pass a shared one would lose the outer state.
     with torch.autocast(device, dtype=dtype):
         outputs = forward(*args, **kwargs)
-    if isinstance(outputs, Generator):
-        return _values(outputs, device, dtype)
     return tree_map(_in_float32, outputs)
-
-
-def _values(generator: Generator[Any, None, Any], device: str, dtype: torch.dtype) -> Generator[Any, None, Any]:
-    """Yield the values of a generator; it computes each of them when it is asked for it."""
-    while True:
-        try:
-            with torch.autocast(device, dtype=dtype):
-                value = next(generator)
-        except StopIteration as end:
-            return end.value
-        yield tree_map(_in_float32, value)
 
 
 def _in_float32(leaf: Any) -> Any:
@@ -128,4 +115,6 @@ def _in_float32(leaf: Any) -> Any:
         leaf = copy.copy(leaf)
         for name, value in vars(leaf).items():
             object.__setattr__(leaf, name, tree_map(_in_float32, value))  # also of a frozen one
+    if isinstance(leaf, Generator):
+        return (tree_map(_in_float32, value) for value in leaf)
     return leaf

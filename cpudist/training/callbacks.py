@@ -57,7 +57,6 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
-        self._noted = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the record of a training, which will be written to the output folder."""
@@ -68,7 +67,6 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
             samples = sampler.samples_per_step
         self._record.training = Training(self._job.counter, per_step={"samples": samples}, first=state.global_step)
         self._record.dtype = _dtype(args, kwargs.get("model"))
-        self._noted = -1
         self._mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -90,21 +88,6 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
             if args.report_to:  # without reporters the figures would only lengthen Trainer's lines
                 logs.update(self._record.figures(int(state.logging_steps)))  # the command line may give a float
         self._mark()
-
-    def noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a `Trainer._maybe_log_save_evaluate` that records the first and the last loss, logged or not."""
-
-        @functools.wraps(original)
-        def note(trainer: Any, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            training, step = self._record.training, trainer.state.global_step
-            added_up = step - trainer._globalstep_last_logged  # the steps whose losses are in tr_loss
-            ends = step in (training.first + 1, trainer.state.max_steps) and step != self._noted
-            if ends and added_up > 0 and not trainer.control.should_log:
-                training.losses.append(trainer.accelerator.gather(tr_loss).mean().item() / added_up)
-                self._noted = step  # Trainer calls this again at the end of an epoch
-            original(trainer, tr_loss, *args, **kwargs)
-
-        return note
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Exclude the checkpoint or the evaluation from the next step's time."""

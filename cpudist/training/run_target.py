@@ -89,11 +89,8 @@ def time_trainer(job: Job) -> None:
 def _time_steps(trainer_module: ModuleType, job: Job) -> None:
     from cpudist.training.callbacks import EndStep, StepTimer  # imported late, since it imports transformers
 
-    timer = StepTimer(job, job.record)
-    added = [EndStep(job.backend), timer]  # the time must include the work of EndStep
+    added = [EndStep(job.backend), StepTimer(job, job.record)]  # the time must include the work of EndStep
     trainer_module.DEFAULT_CALLBACKS.extend(added)
-    trainer = trainer_module.Trainer
-    job.changes.attribute(trainer, "_maybe_log_save_evaluate", timer.noting(trainer._maybe_log_save_evaluate))
     job.changes.then(lambda: [trainer_module.DEFAULT_CALLBACKS.remove(callback) for callback in added])
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import transformers.trainer
+from ranks import fork_ranks
 from small_trainer import trained
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import integration_utils
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.versions
     ("package", "owner", "name", "value"),
     [
         ("accelerate", accelerate, "__version__", "2.0.0"),
-        ("accelerate", accelerate, "__version__", "1.14.3"),
+        ("accelerate", accelerate, "__version__", "1.0.1"),
         ("accelerate", accelerate.state.PartialState, "_prepare_backend", None),
         ("transformers", transformers, "__version__", "6.0.0"),
         ("transformers", transformers, "__version__", "4.57.5"),
@@ -43,11 +45,40 @@ pytestmark = pytest.mark.versions
     ],
 )
 @pytest.mark.usefixtures("alone")
-def test_other_versions(monkeypatch: pytest.MonkeyPatch, package: str, owner: object, name: str, value: object) -> None:
+def test_other_versions(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    package: str,
+    owner: object,
+    name: str,
+    value: Any,
+) -> None:
+    """A version that is unknown stays as it is; only on gloo is it used."""
+    running, used = job.require(), {"accelerate": accelerate.state.PartialState, "transformers": Trainer}[package]
     monkeypatch.setattr(owner, name, value)
-    with pytest.raises(UserError, match=f"cpudist does not know {package} ") as caught:
-        huggingface.install(job.require())
-    assert f"pip install '{package}>=" in str(caught.value)
+    huggingface.install(running)
+    assert used.__init__.__wrapped__, "guarded"
+    assert capfd.readouterr().err.count(": going on with it unchanged; pip install") == 1
+    object.__setattr__(running.world, "backend", "ccl")
+    with pytest.raises(UserError, match=f"cpudist does not know {package} .*; pip install '{package}>=.* gloo"):
+        used()
+    object.__setattr__(running.world, "backend", "gloo")
+
+
+@pytest.mark.job
+def test_an_unknown_accelerate_trains_as_one_world_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerate, "__version__", "2.0.0")
+
+    def script() -> None:
+        cpudist.init("gloo", pin=False)
+        for cpu in (False, True):
+            accelerate.state.AcceleratorState._reset_state(True)
+            with nullcontext() if cpu else pytest.raises(UserError, match="would train each rank alone: add --use_cpu"):
+                assert accelerate.Accelerator(cpu=cpu).num_processes == 2
+        cpudist.shutdown()
+
+    ended = fork_ranks(script)
+    assert [status for status, _ in ended] == [0, 0], ended
 
 
 def test_everything_is_taken_back(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
