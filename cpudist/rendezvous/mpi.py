@@ -64,7 +64,8 @@ def initialise(timeout: float, library: str | None, announces: bool = False) -> 
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"an MPI launcher started this process, but mpi4py finds no MPI library: {first_line(error)}; "
-            "install MPICH: pip install 'cpudist[ccl]', or set MPI4PY_LIBMPI to the launcher's libmpi.so"
+            "install MPICH: pip install 'cpudist[ccl]', or set MPI4PY_LIBMPI to the launcher's libmpi.so "
+            "(Debian's MPICH: cpudist docs launch)"
         ) from None
     if not MPI.Is_initialized():
         provided = ctypes.c_int()

@@ -98,25 +98,16 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         if len(numbers) > 1 or not shared_memory or extension.mpi_world():
             extension.start_mpi()
     else:
-        extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
+        sums = sorted({member["sums"] for member in members if member["sums"]})
+        if len(sums) > 1:
+            raise UserError(f"CCL_ALLREDUCE differs between ranks ({', '.join(sums)}); set the same on all of them")
+        extension.start(sums[0] if sums else None, len(numbers) if whole_job else 1)
     # Creating a communicator cannot be interrupted. All ranks have come, so it takes seconds.
     what, limit = f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS)
     with bounded(what, limit, rank == 0 and not whole_job, lambda: awaited(options.global_ranks_in_group)):
         return module.create_group(
             PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, mpi, wire
         )
-
-
-def _chosen_sums(chosen: set[str | None]) -> str | None:
-    """Return the algorithm of sums, from the values that are active or set on the ranks; None if there is none.
-
-    Raises:
-        UserError: the values differ.
-    """
-    named = sorted(filter(None, chosen))
-    if len(named) > 1:
-        raise UserError(f"CCL_ALLREDUCE differs between ranks ({', '.join(named)}); set the same on all of them")
-    return named[0] if named else None
 
 
 def chosen_transports(chosen: set[str]) -> tuple[bool, bool]:

@@ -17,7 +17,7 @@ from cpudist import launchers, rank_process
 from cpudist.backends.ccl.compilation import MODULE, ensure_built
 from cpudist.backends.ccl.toolchain import find_libraries
 from cpudist.changes import Changes
-from cpudist.console import end_now
+from cpudist.console import end_now, say
 from cpudist.errors import UserError
 from cpudist.rendezvous import mpi
 
@@ -52,7 +52,7 @@ def load() -> Any:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
     if chosen == "mpi":
         # Otherwise oneCCL would initialise MPI, and finalise it with the last communicator; no group could follow.
-        mpi.initialise(_START_SECONDS, _own_mpi())
+        _prepare(mpi.initialise(_START_SECONDS, _own_mpi()))
     module.transport = chosen  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
     atexit.register(_leave, module)
@@ -98,9 +98,22 @@ def start_mpi() -> None:
     if world is None:
         remedy = "unset CPUDIST_TRANSPORT" if load().library_version() else "use mpirun, or --backend gloo"
         raise UserError(f"MPI carries messages only between ranks that mpirun has started; {remedy}")
-    mpi.initialise(_START_SECONDS, world.library or _own_mpi())
+    _prepare(mpi.initialise(_START_SECONDS, world.library or _own_mpi()))
     load().use_mpi(_initialised_mpi())
     load().transport = "mpi"
+
+
+@cache
+def _prepare(mpi4py: Any) -> None:
+    """Check that several threads may call MPI, and complete calls before it ends, also where the script ends it."""
+    level = mpi4py.Query_thread()
+    if level < mpi4py.THREAD_SERIALIZED:
+        remedy = "set mpi4py.rc.thread_level to 'multiple', or use --backend gloo"
+        raise UserError(f"MPI was initialised for calls from one thread; {remedy}")
+    if level < mpi4py.THREAD_MULTIPLE and mpi4py.COMM_WORLD.rank == 0:
+        say("warning: MPI allows one call at once (MPI_THREAD_SERIALIZED); wait for collectives before calls of mpi4py")
+    # MPI_Finalize deletes the attributes of MPI_COMM_SELF first.
+    mpi4py.COMM_SELF.Set_attr(mpi4py.Comm.Create_keyval(delete_fn=lambda *_: _complete_calls()), None)
 
 
 def _own_mpi() -> str | None:
@@ -166,15 +179,20 @@ def mpi_world() -> launchers.OverMpi | None:
     return rendezvous if os.environ.get("WORLD_SIZE") in (None, str(launcher.placement().size)) else None
 
 
-def _leave(module: Any) -> None:
-    """Shut oneCCL down at exit. After a failure exit at once, as oneCCL's destructors would wait for lost peers."""
+def _complete_calls() -> None:
+    """Complete the calls of this rank, for which peers may wait, and destroy its groups."""
     import torch.distributed as dist
 
+    load().drain()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    load().drain()
+
+
+def _leave(module: Any) -> None:
+    """Shut oneCCL down at exit. After a failure exit at once, as oneCCL's destructors would wait for lost peers."""
     if not module.usable():
         end_now(1)
     if getattr(sys, "last_value", None) is None:  # no uncaught exception
-        module.drain()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        module.drain()
+        _complete_calls()
     module.close()

@@ -127,5 +127,24 @@ def abort_idle() -> None:
     print("left", flush=True)
 
 
+def finalize(level: str) -> None:
+    """The script initialises MPI for this level of threads, and ends it while a call is under way."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = level
+    from mpi4py import MPI
+
+    if level == "funneled":
+        with pytest.raises(UserError, match="MPI was initialised for calls from one thread"):
+            cpudist.init("ccl")
+        return
+    size = cpudist.init("ccl", timeout=120).size
+    tensor = torch.ones(3_000_000)
+    work = dist.all_reduce(tensor, async_op=True)
+    MPI.Finalize()
+    work.wait()
+    assert tensor[-1] == size
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
