@@ -21,7 +21,7 @@ _ALLREDUCE_SIZES = {
     torch.float32: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB, 96 * _MB),
     torch.bfloat16: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB),
 }
-_OTHER_SIZES = (1 * _MB, 16 * _MB)
+_OTHER_SIZES = (16 * _KB, 256 * _KB, 1 * _MB, 16 * _MB)
 _ROTATED_BYTES = 32 * _MB  # rotate buffers of this size, more than a core's own caches hold
 
 # Returns further candidates for an allreduce by name. Arguments: bytes of a tensor, its type, number of tensors.
@@ -89,7 +89,7 @@ def _plan(quick: bool) -> list[tuple[str, torch.dtype, int]]:
     allreduces = [(_ALLREDUCE, dtype, size) for dtype, sizes in _ALLREDUCE_SIZES.items() for size in sizes]
     others = [(name, torch.float32, size) for name in list(_OPERATIONS)[1:] for size in _OTHER_SIZES]
     if quick:
-        return [*allreduces[:2], *allreduces[6:7], *others[::2]]
+        return [*allreduces[:2], *allreduces[6:7], *others[2 :: len(_OTHER_SIZES)]]
     return [*allreduces, *others]
 
 

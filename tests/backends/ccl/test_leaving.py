@@ -65,6 +65,15 @@ def test_aborting_where_nothing_is_under_way_harms_nothing() -> None:
     assert result.stdout.count("left") == 3, result.output
 
 
+@pytest.mark.parametrize(
+    ("level", "transport"), [("serialized", "mpi-alone"), ("multiple", "oneccl"), ("funneled", "oneccl")]
+)
+def test_a_script_may_initialise_and_finalise_mpi(level: str, transport: str) -> None:
+    result = run(JOBS["intel-mpi, 2 ranks"], "leaving.py", "finalize", level, **only(transport))
+    assert result.returncode == 0, result.output
+    assert result.stderr.count("MPI allows one call at once") == (level == "serialized"), result.output
+
+
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_rank_leaves_nothing(number: int, tmp_path: Path) -> None:
     """Killed at any moment, start-up included: no process stays, and nothing of ours in /dev/shm."""
@@ -96,7 +105,10 @@ def test_a_killed_peer_is_noticed_without_a_job() -> None:
         # Shared memory by itself: the scenario `counts` of shared_memory/.
         (3, "oneccl", "counts", {0, 1, 2}, "rank 0 sends 4 bytes to rank 1, which expects 20"),
         (3, "oneccl", "gather", {0, 1, 2}, "the share of rank 2 has 1 elements, but rank 0 expects 5"),
-        (3, "mpi-alone", "scatter", {0, 1, 2}, "the share of rank 2 has 1 elements, but rank 0 expects 2"),
+        *(
+            (2, "mpi-alone", what, {0, 1}, "ranks make different calls: that of rank")
+            for what in ("scatter", "sizes", "empty", "operation")
+        ),
         (2, "shared_memory", "types", {0, 1}, r"all_gather of 6 (int64 .* of 6 float32|float32 .* of 6 int64) "),
         (2, "shared_memory", "moved_types", {0, 1}, r"all_gather of 6 (bool .* of 6 float8|float8_e5m2 .* of 6 bool)"),
         (2, "shared_memory", "left", {0}, r"all_reduce .*rank 1 has left the group \(destroy_process_group\)"),

@@ -11,6 +11,8 @@
 
 namespace cpudist {
 
+constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365 * 50);  // more nanoseconds would overflow
+
 struct Call;
 
 // Shared state of the calls of one process group.

@@ -5,6 +5,8 @@
 #include <coroutine>
 #include <utility>
 
+#include "transport.hpp"
+
 namespace cpudist {
 
 // The operand of co_await, for which a coroutine waits; it lives in the coroutine's frame.
@@ -61,6 +63,29 @@ class Coroutine {
  private:
   explicit Coroutine(Handle handle) : handle_(handle) {}
   Handle handle_;
+};
+
+// When a request that waits should find out why: about once a second.
+class Watch {
+ public:
+  void moved() { idle_ = 0; }
+
+  // To be asked at each test in which nothing has moved.
+  bool due() {
+    if (++idle_ % kIdleTests != 0) return false;
+    const auto now = Clock::now();
+    if (idle_ == kIdleTests) looked_ = now;
+    if (now - looked_ < kInterval) return false;
+    looked_ = now;
+    return true;
+  }
+
+ private:
+  static constexpr int kIdleTests = 64;  // between two looks at the clock
+  static constexpr std::chrono::seconds kInterval{1};
+
+  int idle_ = 0;
+  Clock::time_point looked_;
 };
 
 inline void Coroutine::Stop::await_suspend(Handle handle) const noexcept { handle.promise().awaited = &condition; }

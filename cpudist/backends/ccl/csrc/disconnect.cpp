@@ -10,7 +10,7 @@ namespace cpudist {
 
 namespace {
 
-// Follows the flags of each rank. MPI takes any collective of a rank that has not left for the one that exchanges flags.
+// Follows the flags of each rank. oneCCL takes any collective of a rank that has not left for the one that exchanges flags.
 constexpr char kMark[] = "left";
 
 // Ends the process: the other rank has a wrong result, and no caller waits for this work.
@@ -44,7 +44,12 @@ void DisconnectWork::start() {
 Progress DisconnectWork::advance() {
   auto& matcher = endpoint_->matcher();
   if (all_gather_) {
-    const auto progress = all_gather_->test();
+    Progress progress;
+    try {
+      progress = all_gather_->test();
+    } catch (const OtherCall& other) {
+      end_because_not_left(call(), static_cast<size_t>(other.rank));
+    }
     if (progress != Progress::kComplete) return progress;
     all_gather_.reset();
     const auto size = static_cast<size_t>(call().size);

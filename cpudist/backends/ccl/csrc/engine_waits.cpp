@@ -29,7 +29,7 @@ void Engine::wait(AsyncWork& work, Milliseconds timeout) {
   // The clock starts here and not with the work, because the caller may have computed for long in between.
   const WithoutGil without_gil;
   const auto begin = Clock::now();
-  const auto deadline = begin + (timeout == kNoTimeout ? work.call().timeout : timeout);
+  const auto deadline = begin + (timeout == kNoTimeout ? work.call().timeout : std::min(timeout, kLongestTimeout));
   Finished finished;
   Lock lock(mutex_);
   ++waiting_;

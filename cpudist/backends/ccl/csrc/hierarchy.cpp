@@ -1,7 +1,10 @@
 #include "hierarchy.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
+
+#include "kernels/wire.hpp"
 
 namespace cpudist {
 
@@ -23,27 +26,20 @@ namespace {
 constexpr size_t kPieceBytes = size_t{2} << 20;
 
 // Divides `count` elements into pieces, and each piece among the ranks of a machine.
-struct Shares {
-  struct Share {
-    size_t first;
-    size_t count;
-  };
+struct PieceShares {
+  PieceShares(size_t count, DataType type, size_t local_size)
+      : count(count), most(std::max<size_t>(kPieceBytes / size_of(type), 1)), local_size(local_size) {}
+
+  size_t pieces() const { return pieces_of(count, most); }
+
+  Share of(size_t piece, size_t local_rank) const {
+    const auto share = share_of(part(count, piece * most, most), local_rank, local_size);
+    return {piece * most + share.first, share.count};
+  }
 
   size_t count;
   size_t most;  // elements of a piece
   size_t local_size;
-
-  Shares(size_t count, DataType type, size_t local_size)
-      : count(count), most(std::max<size_t>(kPieceBytes / size_of(type), 1)), local_size(local_size) {}
-
-  size_t pieces() const { return (count + most - 1) / most; }
-
-  Share of(size_t piece, size_t local_rank) const {
-    const size_t begin = piece * most;
-    const size_t length = std::min(most, count - begin);
-    const size_t from = length * local_rank / local_size;
-    return {begin + from, length * (local_rank + 1) / local_size - from};
-  }
 };
 
 }  // namespace
@@ -65,7 +61,7 @@ class Hierarchy::Allreduce final : public Request {
         type_(type),
         reduction_(reduction),
         pieces_(shares_.pieces()) {
-    if (!pieces_.empty()) hierarchy_.order_.push_back(this);
+    hierarchy_.order_.push_back(this);
   }
 
   Progress test() override {
@@ -167,7 +163,7 @@ class Hierarchy::Allreduce final : public Request {
   const char* input_;
   char* output_;
   float* residual_;  // may be null
-  const Shares shares_;
+  const PieceShares shares_;
   const DataType type_;
   const Reduction reduction_;
   std::vector<Piece> pieces_;
@@ -186,6 +182,24 @@ Hierarchy::Hierarchy(TransportPtr inside, TransportPtr across, const Placement& 
 RequestPtr Hierarchy::allreduce(const void* input, void* output, float* residual, size_t count, DataType type,
                                 Reduction reduction) {
   return std::make_unique<Allreduce>(*this, input, output, residual, count, type, reduction);
+}
+
+RequestPtr AcrossMachines::allreduce(const void* input, void* output, size_t count, DataType type,
+                                     Reduction reduction) {
+  if (hierarchy_ && Hierarchy::takes(type, reduction)) {
+    return hierarchy_->allreduce(input, output, nullptr, count, type, reduction);
+  }
+  if (!kernels::converts(wire_, count, type, reduction)) return exact(input, output, count, type, reduction);
+  if (input != output) std::memcpy(output, input, count * sizeof(float));
+  return compressed(static_cast<float*>(output), nullptr, count, reduction == Reduction::kAverage);
+}
+
+RequestPtr AcrossMachines::allreduce_with_residual(float* data, float* residual, size_t count) {
+  constexpr auto kType = DataType::kFloat32;
+  constexpr auto kReduction = Reduction::kAverage;
+  if (hierarchy_) return hierarchy_->allreduce(data, data, residual, count, kType, kReduction);
+  if (!kernels::converts(wire_, count, kType, kReduction)) return exact(data, data, count, kType, kReduction);
+  return compressed(data, residual, count, /*average=*/true);
 }
 
 }  // namespace cpudist

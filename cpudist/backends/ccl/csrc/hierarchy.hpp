@@ -46,4 +46,25 @@ class Hierarchy {
   std::deque<const Request*> order_;  // requests that still have calls to make, oldest first
 };
 
+// A transport between machines. Its allreduces go through a hierarchy where there is one that can do them, or cross the
+// network in another format.
+class AcrossMachines : public Transport {
+ public:
+  RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) final;
+  RequestPtr allreduce_with_residual(float* data, float* residual, size_t count) final;
+
+ protected:
+  // `hierarchy` may be null.
+  AcrossMachines(Wire wire, std::unique_ptr<Hierarchy> hierarchy) : wire_(wire), hierarchy_(std::move(hierarchy)) {}
+
+  virtual RequestPtr exact(const void* input, void* output, size_t count, DataType type, Reduction reduction) = 0;
+  // A sum or average of float32, in place, in the format of `wire_`; `residual` may be null.
+  virtual RequestPtr compressed(float* data, float* residual, size_t count, bool average) = 0;
+
+  const Wire wire_;
+
+ private:
+  std::unique_ptr<Hierarchy> hierarchy_;
+};
+
 }  // namespace cpudist

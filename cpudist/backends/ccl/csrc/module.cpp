@@ -31,15 +31,17 @@ cpudist::Wire wire_of(const std::string& name) {
 }
 
 // Creates a process group; all its ranks call this. `store` belongs to this group alone. nodes[r]: the machine of rank
-// r. `mpi`: MPI instead of oneCCL. `wire`: how its allreduces of float32 cross the network, "float32", "bf16" or "int8". `round_bytes`: see Group.
+// r. `mpi`: MPI instead of oneCCL. `wire`: how its allreduces of float32 cross the network, "float32", "bf16" or "int8".
+// `round_bytes` and `mpi_slots`: see Group.
 c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, const std::vector<int>& nodes,
                                                double timeout_seconds, const std::string& name, bool shared_memory,
-                                               bool mpi, const std::string& wire, size_t round_bytes) {
+                                               bool mpi, const std::string& wire, size_t round_bytes,
+                                               size_t mpi_slots) {
   cpudist::C10dStore group_store(store);
   const int size = static_cast<int>(nodes.size());
   const auto timeout = milliseconds(timeout_seconds);
   std::string warning;
-  const cpudist::Group group{rank, size, nodes, timeout, &group_store, wire_of(wire), round_bytes};
+  const cpudist::Group group{rank, size, nodes, timeout, &group_store, wire_of(wire), round_bytes, mpi_slots};
   const cpudist::Choice choice{shared_memory, mpi};
   auto transport = Engine::get().exclusively([&] { return cpudist::make_transport(group, choice, warning); });
   if (rank == 0 && !warning.empty()) {
@@ -133,7 +135,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("use_mpi", &cpudist::mpi::use, py::arg("library"));
   module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"),
              py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), py::arg("mpi"), py::arg("wire"),
-             py::arg("round_bytes") = size_t{1} << 30, Unlocked());
+             py::arg("round_bytes") = size_t{1} << 30, py::arg("mpi_slots") = 15, Unlocked());
   module.def("allreduce_with_residual", &allreduce_with_residual, py::arg("group"), py::arg("tensor"),
              py::arg("residual"), Unlocked());
   module.def("converted", &converted);

@@ -21,9 +21,8 @@ ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Mil
 
 Call ProcessGroupCcl::next_call(const char* name, Milliseconds timeout, std::optional<int> peer) {
   check_value(endpoint_ != nullptr, name, ": the group has been destroyed; make a new one");
-  constexpr Milliseconds kLongest = std::chrono::hours(24 * 365 * 50);  // more nanoseconds would overflow
-  const auto limit = std::min(timeout == c10d::kUnsetTimeout ? timeout_ : timeout, kLongest);
-  return {name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, limit};
+  const auto limit = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
+  return {name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, std::min(limit, kLongestTimeout)};
 }
 
 WorkPtr ProcessGroupCcl::run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,

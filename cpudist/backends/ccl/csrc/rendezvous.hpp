@@ -41,6 +41,8 @@ struct Group {
   Wire wire = Wire::kFloat32;  // how allreduces of float32 cross the network
   // Bytes that oneCCL is given at once, of a message or of a rank's part of an alltoall: MPI counts in 32 bits.
   size_t round_bytes = size_t{1} << 30;
+  // Calls of the group that have different tags over MPI, at most 15.
+  size_t mpi_slots = 15;
 
   bool on_one_node() const;
 };

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -59,6 +60,9 @@ constexpr bool is_integer(DataType type) { return type < DataType::kFloat16 || t
 // representable values does not overflow in between. Bitwise reductions are for integers only.
 enum class Reduction : uint8_t { kSum, kProduct, kMin, kMax, kAverage, kBitAnd, kBitOr, kBitXor };
 
+// As the root of a reduction: every rank receives the result.
+constexpr int kAllRanks = -1;
+
 constexpr bool is_bitwise(Reduction reduction) { return reduction >= Reduction::kBitAnd; }
 
 // The format in which float32 sums and averages cross a network. The errors depend only on the values, so all ranks get
@@ -69,6 +73,12 @@ enum class Wire : uint8_t { kFloat32, kBFloat16, kInt8 };
 // calls.
 struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// A rank makes another call than this one.
+struct OtherCall : TransportError {
+  OtherCall(int peer, const std::string& what) : TransportError(what), rank(peer) {}
+  int rank;
 };
 
 // A rank sends another number of bytes than its peer expects.
@@ -99,12 +109,41 @@ inline std::vector<size_t> parts(std::vector<size_t> wholes, size_t offset, size
   return wholes;
 }
 
-// The same on ranks with the same counts, and most likely different where the counts differ.
-inline uint64_t hash_of(const std::vector<size_t>& counts) {
+// How many pieces of at most `most` a message of `whole` has. An empty one has one, too: ranks notice by it that they make
+// the same call.
+inline size_t pieces_of(size_t whole, size_t most) { return std::max<size_t>((whole + most - 1) / most, 1); }
+
+// The part of `count` elements that a rank has where they are divided among `ranks`.
+struct Share {
+  size_t first;
+  size_t count;
+};
+
+inline Share share_of(size_t count, size_t rank, size_t ranks) {
+  const size_t first = count * rank / ranks;
+  return {first, count * (rank + 1) / ranks - first};
+}
+
+// Different for different numbers, most likely, also if they differ in the same way. The constants are splitmix64's.
+template <typename Numbers = std::initializer_list<uint64_t>>
+uint64_t hash_of(const Numbers& numbers) {
   uint64_t hash = 0;
-  for (const size_t count : counts) hash = (hash ^ count) * 0x9e3779b97f4a7c15 + 1;
+  for (const uint64_t number : numbers) {
+    hash = (hash ^ number) + 0x9e3779b97f4a7c15;
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
+    hash ^= hash >> 31;
+  }
   return hash;
 }
+
+inline const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+inline std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
+
+// Memory of a call that no tensor has.
+using Scratch = std::unique_ptr<std::byte[]>;
+
+inline Scratch allocate(size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
 
 enum class Progress : uint8_t {
   kWaiting,   // nothing has moved since the last call: the caller may back off

@@ -14,7 +14,6 @@
 #include "hierarchy.cpp"
 #include "tag_matching.cpp"
 #include "module.cpp"
-#include "mpi/agreement.cpp"
 #include "mpi/channel.cpp"
 #include "mpi/collectives.cpp"
 #include "mpi/compressed.cpp"

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import time
 
 import drawn
 import pytest
@@ -39,12 +40,37 @@ def check_unequal_shares_of_three_ranks() -> None:
     call.finish()
 
 
-def check_messages_in_rounds() -> None:
-    """Messages are sent in rounds of 1 GB at most; in this test of 1 KB."""
+def group_with(**limit: int) -> dist.ProcessGroup:
+    """Make a group whose transport has another limit."""
     module = extension.load()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "create_group", functools.partial(module.create_group, round_bytes=1024))
-        GROUPS["in rounds"] = EVERYONE, dist.new_group()
+        patch.setattr(module, "create_group", functools.partial(module.create_group, **limit))
+        return dist.new_group()
+
+
+def check_hundreds_of_calls_while_a_rank_is_late() -> None:
+    """Over MPI they have 9 tags; the first call waits for the late rank, those after it for nobody."""
+    group, late, count = group_with(mpi_slots=9), world.size - 1, 541
+    tensors = [torch.full((10_002 if n % 270 == 0 else 3,), float(n)) for n in range(count)]
+    dist.barrier()
+    if world.rank == late:
+        time.sleep(0.5)
+    works = [
+        dist.all_reduce(tensor, group=group, async_op=True)
+        if n % 270 == 0
+        else dist.reduce(tensor, late, group=group, async_op=True)
+        for n, tensor in enumerate(tensors)
+    ]
+    for n in random.Random(world.rank).sample(range(count), count):
+        works[n].wait()
+    for n, tensor in enumerate(tensors):
+        assert (n % 270 and world.rank != late) or (tensor == n * world.size).all(), n
+    dist.destroy_process_group(group)
+
+
+def check_messages_in_rounds() -> None:
+    """Messages are sent in rounds of 1 GB at most; in this test of 1 KB."""
+    GROUPS["in rounds"] = EVERYONE, group_with(round_bytes=1024)
     for name in ("all_to_all", "gather", "scatter"):
         lengths = [(2000,), (0,), (300,), (2000,)][: world.size]
         call = Call(name, lengths, torch.float32, "SUM", "contiguous", seed=1, group="in rounds")

@@ -64,6 +64,22 @@ def scatter() -> None:
     dist.reduce_scatter(torch.empty(lengths[rank]), [torch.ones(length) for length in lengths])
 
 
+def sizes() -> None:
+    """A mistake of two ranks that is symmetrical."""
+    shares = [4, 2] if rank == 1 else [2, 0]
+    dist.all_to_all_single(torch.zeros(sum(shares)), torch.ones(sum(shares)), shares, shares)
+
+
+def empty() -> None:
+    """A rank has no values in the second call, which the third one must not take for its own."""
+    for step in range(3):
+        dist.all_reduce(torch.ones(0 if (step, rank) == (1, 1) else 4))
+
+
+def operation() -> None:
+    dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)
+
+
 def types(first: torch.dtype = torch.int64, second: torch.dtype = torch.float32) -> None:
     """A metric's placeholder is float32 on a rank without a sample."""
     mine = torch.zeros(6, dtype=second if rank == 1 else first)

@@ -1,7 +1,9 @@
 // Reductions of several ranks' buffers, element by element, on one core.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <vector>
 
 #include "../transport.hpp"
 
@@ -21,6 +23,28 @@ enum class InstructionSet { kPlain, kAvx2, kAvx512 };
 InstructionSet best_instruction_set();
 
 Reduce reduction(DataType type, Reduction reduction, InstructionSet set = best_instruction_set());
+
+// The reduction of elements of `width` bytes.
+struct Combination {
+  Combination(DataType type, Reduction reduction) : kernel(kernels::reduction(type, reduction)), width(size_of(type)) {}
+
+  // Reduces the `count` elements that place(r) has for each rank r, in the order of ranks. `copy` may be null.
+  template <typename Place>
+  void operator()(void* output, void* copy, size_t count, int ranks, Place place) const {
+    std::array<const void*, 16> few;
+    std::vector<const void*> many;
+    const void** sources = few.data();
+    if (static_cast<size_t>(ranks) > few.size()) {
+      many.resize(static_cast<size_t>(ranks));
+      sources = many.data();
+    }
+    for (int rank = 0; rank < ranks; ++rank) sources[rank] = place(rank);
+    if (count > 0) kernel(output, copy, sources, ranks, ranks, count);
+  }
+
+  Reduce kernel;
+  size_t width;
+};
 
 // Computes output[i] = input[i] / divisor, integers towards zero. The two may be the same memory.
 inline void divide(const void* input, void* output, size_t count, DataType type, int divisor) {

@@ -1,17 +1,14 @@
 #include "channel.hpp"
 
+#include <limits>
 #include <map>
+#include <sstream>
 
 namespace cpudist::mpi {
 
 namespace {
 
-// A communicator for each list of members, and how many channels have used it. They are never freed: ranks would wait for
-// each other in MPI_Comm_free, and an MPI has a limited number of communicators.
-struct Shared {
-  Handle communicator = 0;
-  int channels = 0;
-};
+constexpr int kChannels = 256;  // of a communicator; the rest of a tag is for hashes, 256 of them with 20 bits
 
 Handle create_communicator(const std::vector<int>& members) {
   const auto& mpi = library();
@@ -25,72 +22,96 @@ Handle create_communicator(const std::vector<int>& members) {
   return communicator;
 }
 
-// Returns the rank in MPI's world of each rank of the group.
-std::vector<int> world_ranks(const Group& group) {
-  int own = 0;
-  check(library().comm_rank(library().world, &own));
-  std::vector<int> members;
-  for (const auto& text : all_gather(group, "mpi", std::to_string(own))) members.push_back(std::stoi(text));
-  return members;
-}
-
 }  // namespace
 
+// Groups that share a rank have different numbers, because each rank's next number is above all that it has had. Those
+// of the same members share communicators, of which an MPI has a limited number. These are never freed: ranks would wait
+// for each other in MPI_Comm_free.
 Channel::Channel(const Group& group)
-    : rank_(group.rank), ranks_(group.size), most_bytes_(group.round_bytes), communicator_(0) {
-  // Channels of one communicator have different tags, all below 2^20, which every MPI allows.
-  constexpr int kMostChannels = 8000;
-  static std::map<std::vector<int>, Shared> communicators;
-  const auto members = world_ranks(group);
-  auto& shared = communicators[members];
-  if (shared.channels == 0) shared.communicator = create_communicator(members);
-  communicator_ = shared.communicator;
-  first_tag_ = shared.channels++ % kMostChannels * static_cast<int>(kTags + 1);
+    : rank_(group.rank), ranks_(group.size), most_bytes_(group.round_bytes), slots_(group.mpi_slots) {
+  static int next_number = 0;
+  static std::map<std::pair<std::vector<int>, int>, Handle> communicators;
+  const auto& mpi = library();
+  int own = 0;
+  check(mpi.comm_rank(mpi.world, &own));
+  std::vector<int> members;
+  int number = 0, most_tag = std::numeric_limits<int>::max();
+  std::ostringstream text;
+  text << own << ' ' << next_number << ' ' << mpi.most_tag;
+  for (const auto& told : all_gather(group, "mpi", text.str())) {
+    int member = 0, next = 0, most = 0;
+    std::istringstream(told) >> member >> next >> most;
+    members.push_back(member);
+    number = std::max(number, next);
+    most_tag = std::min(most_tag, most);
+  }
+  next_number = number + 1;
+  number_ = number % kChannels;
+  hashes_ = most_tag / (kChannels * kSlots);
+  if (hashes_ == 0) throw TransportError("MPI_TAG_UB is " + std::to_string(most_tag) + "; use another MPI");
+  auto& communicator = communicators[{members, number / kChannels}];
+  if (communicator == 0) communicator = create_communicator(members);
+  communicator_ = communicator;
+}
+
+template <typename Start>
+void Transfers::in_rounds(std::vector<Message>& messages, int peer, size_t bytes, Start start) {
+  size_t begin = 0;
+  do {
+    const size_t length = part(bytes, begin, channel_.most_bytes());
+    auto& message = messages.emplace_back(Message{0, peer, channel_.add_hash(tag_, length)});
+    if (const int status = start(begin, static_cast<int>(length), message); status != 0) failure_ = status;
+    begin += length;
+  } while (begin < bytes);
 }
 
 void Transfers::send(int to, const void* data, size_t bytes) {
-  const auto& mpi = library();
-  for (size_t begin = 0; begin < bytes; begin += channel_.most_bytes()) {
-    const auto length = static_cast<int>(part(bytes, begin, channel_.most_bytes()));
-    auto& message = messages_.emplace_back(Message{0, to, length, false});
-    check(mpi.isend(static_cast<const char*>(data) + begin, length, mpi.byte, to, tag_, channel_.communicator(),
-                    &message.request));
-  }
+  in_rounds(sends_, to, bytes, [&](size_t begin, int length, Message& message) {
+    return library().isend(static_cast<const char*>(data) + begin, length, library().byte, to, message.tag,
+                           channel_.communicator(), &message.request);
+  });
 }
 
 void Transfers::receive(int from, void* data, size_t bytes) {
-  const auto& mpi = library();
-  for (size_t begin = 0; begin < bytes; begin += channel_.most_bytes()) {
-    const auto length = static_cast<int>(part(bytes, begin, channel_.most_bytes()));
-    auto& message = messages_.emplace_back(Message{0, from, length, true});
-    check(mpi.irecv(static_cast<char*>(data) + begin, length, mpi.byte, from, tag_, channel_.communicator(),
-                    &message.request));
-  }
+  in_rounds(receives_, from, bytes, [&](size_t begin, int length, Message& message) {
+    return library().irecv(static_cast<char*>(data) + begin, length, library().byte, from, message.tag,
+                           channel_.communicator(), &message.request);
+  });
 }
 
 bool Transfers::holds() {
-  for (; !messages_.empty(); messages_.pop_back()) {
-    int done = 0;
-    Status status{};
-    try {
-      check(library().test(&messages_.back().request, &done, &status));
-    } catch (const TransportError& error) {  // a message that is too long
-      throw OtherCall(messages_.back().peer, error.what());
+  check(failure_);
+  for (auto* messages : {&receives_, &sends_}) {
+    for (; !messages->empty(); messages->pop_back()) {
+      int done = 0;
+      Status status{};
+      check(library().test(&messages->back().request, &done, &status));
+      if (!done) {
+        if (messages == &receives_ && watch_.due()) look_for_other_call(messages->back());
+        return false;
+      }
+      watch_.moved();
+      suspicious_ = false;
     }
-    if (!done) return false;
-    if (messages_.back().received) check_length(messages_.back(), status);
   }
   return true;
 }
 
-// MPI reports a message that is too long, but not one that is too short.
-void Transfers::check_length(const Message& message, const Status& status) const {
-  int bytes = 0;
-  check(library().get_count(&status, library().byte, &bytes));
-  if (bytes == message.bytes) return;
-  throw OtherCall(message.peer, "rank " + std::to_string(message.peer) + " has sent " + std::to_string(bytes) +
-                                    " bytes where " + std::to_string(message.bytes) +
-                                    " were expected: ranks make different calls; make the same ones in the same order");
+// MPI keeps a message that no receive has matched. A peer sends its messages in the order in which they are awaited here,
+// so it should not have such a message of this call's number. It may have while the end of the awaited one is about to be
+// seen here, so this throws when it finds it twice.
+void Transfers::look_for_other_call(const Message& awaited) {
+  const auto& mpi = library();
+  int found = 0;
+  Status status{};
+  check(mpi.iprobe(awaited.peer, mpi.any_tag, channel_.communicator(), &found, &status));
+  const int tag = mpi.tag_of(status);
+  if (!found || tag == awaited.tag || !channel_.same_slot(tag, awaited.tag)) return;
+  if (!std::exchange(suspicious_, true)) return;
+  const auto peer = std::to_string(awaited.peer), own = std::to_string(channel_.rank());
+  throw OtherCall(awaited.peer, "ranks make different calls: that of rank " + peer + " has another name, size, type, " +
+                                    "reduction or root than that of rank " + own + ", or leaves the group; " +
+                                    "let all ranks make the same calls in one order");
 }
 
 }  // namespace cpudist::mpi

@@ -1,14 +1,33 @@
 // The messages of one group over MPI: its communicator, the tags of its calls, and messages in flight.
+//
+// The calls of a group are numbered in the order in which they start, which is the same on all ranks. The tag of a
+// message has the number of its group's channel, that of its call, and a hash of the call's signature and of its length:
+//
+//   tag = (channel * kSlots + slot) * hashes + hash      slot: 0 for messages outside of collectives,
+//                                                              1 + number % slots for calls
+//
+// Why a message is never taken for one of another call: call n starts only when call n - slots is complete on this rank,
+// and by induction all calls before that. So of two calls with one tag every rank posts all messages of the earlier one
+// first, and MPI matches the messages of a tag between two ranks in that order. Within a call each algorithm sends to a
+// peer in the order in which that peer receives. Ranks whose calls or lengths differ have different tags and wait.
+//
+// Why no rank waits for ever: let n be the lowest call that some rank has yet to complete. All ranks have completed the
+// calls before n. On a rank that has yet to start n nothing is in flight, because calls start in their order, so it may
+// start n. What n waits for belongs to n.
 #pragma once
 
 #include <deque>
+#include <set>
 #include <vector>
 
 #include "../coroutine.hpp"
 #include "../rendezvous.hpp"
+#include "../signature.hpp"
 #include "library.hpp"
 
 namespace cpudist::mpi {
+
+constexpr int kSlots = 16;
 
 class Channel {
  public:
@@ -22,42 +41,53 @@ class Channel {
   size_t most_bytes() const { return most_bytes_; }
 
   // The tag of messages between two ranks outside of collectives.
-  int tag_of_messages() const { return first_tag_; }
+  int tag_of_messages() const { return number_ * kSlots * hashes_; }
 
-  // Whether this request may start its next call now. Calls start in one order on all ranks.
-  bool may_start(const Request* request) const { return order.front() == request && in_flight_ < kMostInFlight; }
-  // Starts a call and returns its tag.
-  int start() {
-    ++in_flight_;
-    return first_tag_ + 1 + static_cast<int>(started_++ % kTags);
+  struct Call {
+    uint64_t number;
+    int tag;
+  };
+
+  // Whether this request may start its next call now.
+  bool may_start(const Request* request) const {
+    const bool slot_is_free = running_.empty() || started_ - *running_.begin() < slots_;
+    return slot_is_free && running_.size() < kMostInFlight && order.front() == request;
   }
-  void finish() { --in_flight_; }
+  Call start(const Signature& signature) {
+    running_.insert(started_);
+    const int slot = 1 + static_cast<int>(started_ % slots_);
+    return {started_++, add_hash((number_ * kSlots + slot) * hashes_, signature.bits())};
+  }
+  void finish(const Call& call) { running_.erase(call.number); }
+
+  // Adds to the hash of a tag.
+  int add_hash(int tag, uint64_t number) const {
+    const auto hashes = static_cast<uint64_t>(hashes_);
+    const auto hash = (static_cast<uint64_t>(tag) + hash_of({number})) % hashes;
+    return tag / hashes_ * hashes_ + static_cast<int>(hash);
+  }
+  bool same_slot(int tag, int other) const { return tag / hashes_ == other / hashes_; }
 
   // Requests that still have calls to start, oldest first.
   std::deque<const Request*> order;
 
  private:
   static constexpr size_t kMostInFlight = 8;  // enough to fill a link while pieces are added; each holds a copy
-  // Tags are used in turn. Two calls may have the same tag only if one is complete here before the other starts; MPI
-  // then matches their messages by their order.
-  static constexpr uint64_t kTags = 127;
 
   int rank_;
   int ranks_;
   size_t most_bytes_;
+  uint64_t slots_;
   Handle communicator_;
-  int first_tag_;
-  size_t in_flight_ = 0;
+  int number_;  // among the channels of the communicator
+  int hashes_;  // that tags tell apart
   uint64_t started_ = 0;
+  std::set<uint64_t> running_;  // calls in flight
 };
 
-// A message of a peer is none of this call: the ranks make different calls.
-struct OtherCall : TransportError {
-  OtherCall(int peer, const std::string& what) : TransportError(what), rank(peer) {}
-  int rank;
-};
-
-// Messages in flight. co_await waits until all of them are complete.
+// Messages in flight. co_await waits until all of them are complete; an empty message is sent, too.
+//
+// An error of MPI is thrown by holds(), outside of the coroutine: its frame has memory that MPI may still write to.
 class Transfers final : public Condition {
  public:
   Transfers(const Channel& channel, int tag) : channel_(channel), tag_(tag) {}
@@ -67,18 +97,23 @@ class Transfers final : public Condition {
   bool holds() override;
 
  private:
-  const Channel& channel_;
-  const int tag_;
   struct Message {
     Handle request;
     int peer;
-    int bytes;
-    bool received;
+    int tag;
   };
 
-  void check_length(const Message& message, const Status& status) const;
+  template <typename Start>
+  void in_rounds(std::vector<Message>& messages, int peer, size_t bytes, Start start);
+  void look_for_other_call(const Message& awaited);
 
-  std::vector<Message> messages_;
+  const Channel& channel_;
+  const int tag_;
+  std::vector<Message> sends_;
+  std::vector<Message> receives_;
+  int failure_ = 0;  // MPI's status of a message that could not be started
+  Watch watch_;
+  bool suspicious_ = false;  // there was a message of another call when this looked last
 };
 
 }  // namespace cpudist::mpi

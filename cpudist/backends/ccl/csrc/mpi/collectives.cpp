@@ -1,9 +1,8 @@
 #include "collectives.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
-
-#include "../kernels/reduce.hpp"
 
 #if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
@@ -13,28 +12,9 @@ namespace cpudist::mpi {
 
 namespace {
 
-// The division of `count` elements among the ranks.
-struct Division {
-  size_t begin(int rank) const { return count * static_cast<size_t>(rank) / static_cast<size_t>(ranks); }
-  size_t of(int rank) const { return begin(rank + 1) - begin(rank); }
-
-  size_t count;
-  int ranks;
-};
-
-// The buffers to reduce, in the order of ranks: `own`, and those of the other ranks one after the other in `received`.
-std::vector<const void*> in_order(int rank, int ranks, const std::byte* own, const std::byte* received, size_t bytes) {
-  std::vector<const void*> sources;
-  for (int r = 0; r < ranks; ++r) {
-    sources.push_back(r == rank ? own : received);
-    if (r != rank) received += bytes;
-  }
-  return sources;
-}
-
-void combine(const Combination& combination, const std::vector<const void*>& sources, std::byte* output, size_t count) {
-  const auto ranks = static_cast<int>(sources.size());
-  if (count > 0) combination.kernel(output, nullptr, sources.data(), ranks, ranks, count);
+// The buffer of each rank: `own`, and those of the other ranks one after the other in `received`.
+auto buffers(const Peers& peers, const std::byte* own, const Scratch& received, size_t bytes) {
+  return [=, &received](int r) { return r == peers.rank ? own : place_of(r, peers.rank, received.get(), bytes); };
 }
 
 }  // namespace
@@ -45,16 +25,21 @@ Coroutine exchange(Channel& channel, int tag, std::vector<const std::byte*> inpu
   if (outputs[peers.rank] != inputs[peers.rank] && output_bytes[peers.rank] > 0) {
     std::memcpy(outputs[peers.rank], inputs[peers.rank], output_bytes[peers.rank]);
   }
-  const bool at_once = sum(input_bytes) <= kOneStepBytes && sum(output_bytes) <= kOneStepBytes;
-  Transfers steps[] = {{channel, tag}, {channel, tag}};  // a step begins before the one before is complete
+  const size_t longest = std::max(*std::max_element(input_bytes.begin(), input_bytes.end()),
+                                  *std::max_element(output_bytes.begin(), output_bytes.end()));
+  const int at_once = steps_at_once(longest);
+  Transfers turns[] = {{channel, tag}, {channel, tag}};  // a step begins before the one before is complete
+  int turn = 0;
   for (int step = 1; step < peers.ranks; ++step) {
     const int to = peers.to(step), from = peers.from(step);
-    steps[step % 2].receive(from, outputs[from], output_bytes[from]);
-    steps[step % 2].send(to, inputs[to], input_bytes[to]);
-    if (!at_once) co_await steps[(step + 1) % 2];
+    turns[turn].receive(from, outputs[from], output_bytes[from]);
+    turns[turn].send(to, inputs[to], input_bytes[to]);
+    if (step % at_once != 0) continue;
+    turn = 1 - turn;
+    co_await turns[turn];
   }
-  co_await steps[0];
-  co_await steps[1];
+  co_await turns[0];
+  co_await turns[1];
 }
 
 Coroutine all_gather(Channel& channel, int tag, const std::byte* input, std::vector<std::byte*> outputs,
@@ -96,44 +81,44 @@ Coroutine reduce_scatter(Channel& channel, int tag, std::vector<const std::byte*
   const Peers peers(channel);
   const size_t own = counts[peers.rank] * combination.width;
   const auto received = allocate(own * static_cast<size_t>(peers.ranks - 1));
-  const bool at_once = sum(counts) * combination.width <= kOneStepBytes;
+  const int at_once = steps_at_once(*std::max_element(counts.begin(), counts.end()) * combination.width);
   Transfers transfers(channel, tag);
   for (int step = 1; step < peers.ranks; ++step) {
     const int to = peers.to(step), from = peers.from(step);
     transfers.receive(from, place_of(from, peers.rank, received.get(), own), own);
     transfers.send(to, inputs[to], counts[to] * combination.width);
-    if (!at_once) co_await transfers;
+    if (step % at_once == 0) co_await transfers;
   }
   co_await transfers;
-  combine(combination, in_order(peers.rank, peers.ranks, inputs[peers.rank], received.get(), own), output,
-          counts[peers.rank]);
+  combination(output, nullptr, counts[peers.rank], peers.ranks, buffers(peers, inputs[peers.rank], received, own));
 }
 
 Coroutine reduce(Channel& channel, int tag, const std::byte* input, std::byte* output, size_t count,
                  Combination combination, int root) {
   const Peers peers(channel);
-  const Division shares{count, peers.ranks};
   const size_t width = combination.width;
-  const size_t own = shares.of(peers.rank) * width;
-  const auto received = allocate(own * static_cast<size_t>(peers.ranks - 1));
+  const auto share = [=](int r) { return share_of(count, static_cast<size_t>(r), static_cast<size_t>(peers.ranks)); };
+  const auto own = share(peers.rank);
+  const size_t bytes = own.count * width;
+  const auto received = allocate(bytes * static_cast<size_t>(peers.ranks - 1));
+  const int at_once = steps_at_once(bytes);
   Transfers transfers(channel, tag);
   for (int step = 1; step < peers.ranks; ++step) {
     const int to = peers.to(step), from = peers.from(step);
-    transfers.receive(from, place_of(from, peers.rank, received.get(), own), own);
-    transfers.send(to, input + shares.begin(to) * width, shares.of(to) * width);
-    co_await transfers;
+    transfers.receive(from, place_of(from, peers.rank, received.get(), bytes), bytes);
+    transfers.send(to, input + share(to).first * width, share(to).count * width);
+    if (step % at_once == 0) co_await transfers;
   }
-  const auto* const own_input = input + shares.begin(peers.rank) * width;
+  co_await transfers;
   const bool receives = root == kAllRanks || root == peers.rank;
-  const auto scratch = receives ? nullptr : allocate(own);
-  auto* const own_output = receives ? output + shares.begin(peers.rank) * width : scratch.get();
-  combine(combination, in_order(peers.rank, peers.ranks, own_input, received.get(), own), own_output,
-          shares.of(peers.rank));
+  const auto scratch = receives ? nullptr : allocate(bytes);
+  auto* const result = receives ? output + own.first * width : scratch.get();
+  combination(result, nullptr, own.count, peers.ranks, buffers(peers, input + own.first * width, received, bytes));
   for (int step = 1; step < peers.ranks; ++step) {
     const int to = peers.to(step), from = peers.from(step);
-    if (receives) transfers.receive(from, output + shares.begin(from) * width, shares.of(from) * width);
-    if (root == kAllRanks || root == to) transfers.send(to, own_output, own);
-    if (root == kAllRanks) co_await transfers;
+    if (receives) transfers.receive(from, output + share(from).first * width, share(from).count * width);
+    if (root == kAllRanks || root == to) transfers.send(to, result, bytes);
+    if (root == kAllRanks && step % at_once == 0) co_await transfers;
   }
   co_await transfers;
 }
@@ -151,7 +136,7 @@ Coroutine reduce_at_once(Channel& channel, int tag, const std::byte* input, std:
     if (root == kAllRanks || root == to) transfers.send(to, input, bytes);
   }
   co_await transfers;
-  if (receives) combine(combination, in_order(peers.rank, peers.ranks, input, received.get(), bytes), output, count);
+  if (receives) combination(output, nullptr, count, peers.ranks, buffers(peers, input, received, bytes));
 }
 
 }  // namespace cpudist::mpi

@@ -1,20 +1,18 @@
 // Collectives as messages between pairs of ranks; each is a coroutine for one call, or for a piece of one.
 //
 // In step k a rank sends to the rank k places above it and receives from the one k places below. So in a step no two
-// ranks send to the same one; MPI's own collectives do so, and a slow network drops packets then. Small messages are
-// all sent in one step. Sums are added in the order of ranks, on one rank for all, so every rank receives the same bits.
+// ranks send to the same one; MPI's own collectives do so, and a slow network drops packets then. With small messages
+// several steps are made at once. Sums are added in the order of ranks, on one rank for all, so every rank receives the
+// same bits.
 #pragma once
 
 #include <functional>
 
+#include "../kernels/reduce.hpp"
 #include "../kernels/wire.hpp"
 #include "channel.hpp"
 
 namespace cpudist::mpi {
-
-using Scratch = std::unique_ptr<std::byte[]>;
-
-inline Scratch allocate(size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
 
 // The peers of a rank: in step k it sends to `to(k)` and receives from `from(k)`.
 struct Peers {
@@ -31,16 +29,18 @@ inline std::byte* place_of(int from, int rank, std::byte* received, size_t bytes
   return received + static_cast<size_t>(from < rank ? from : from - 1) * bytes;
 }
 
-// Calls with no more bytes than this to all peers together take one step: their time is latency.
+// Reductions with no more bytes than this to all peers together take one step: their time is latency.
 constexpr size_t kOneStepBytes = size_t{64} << 10;
 
-constexpr int kAllRanks = -1;
+// How many steps with messages of so many bytes a rank makes without waiting: a switch can hold what then goes to one
+// rank.
+inline int steps_at_once(size_t bytes) {
+  constexpr size_t kMost = size_t{256} << 10;
+  constexpr size_t kMostSteps = 1024;
+  return static_cast<int>(std::clamp<size_t>(kMost / std::max<size_t>(bytes, 1), 1, kMostSteps));
+}
 
-// A reduction of elements of `width` bytes.
-struct Combination {
-  kernels::Reduce kernel;
-  size_t width;
-};
+using kernels::Combination;
 
 // inputs[r] goes to rank r, and outputs[r] comes from it; counts are in bytes. The own data is copied.
 Coroutine exchange(Channel& channel, int tag, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
@@ -70,12 +70,5 @@ Coroutine reduce_at_once(Channel& channel, int tag, const std::byte* input, std:
 // otherwise it holds errors of earlier calls, which are added and replaced by those of this call.
 Coroutine compressed_allreduce(Channel& channel, int tag, float* data, float* residual, size_t count, Wire wire,
                                bool average);
-
-// Throws the same error on all ranks if the counts of some rank are not those of the others; counts[r]: of rank r.
-Coroutine agree(Channel& channel, int tag, const char* name, std::vector<size_t> counts);
-
-// Throws the same error on all ranks if a rank sends another number of bytes than its peer expects.
-Coroutine agree_on_alltoall(Channel& channel, int tag, std::vector<size_t> input_bytes,
-                            std::vector<size_t> output_bytes);
 
 }  // namespace cpudist::mpi

@@ -16,6 +16,7 @@ Coroutine compressed_allreduce(Channel& channel, int tag, float* data, float* re
   };
   const auto errors = [=](size_t first) { return residual == nullptr ? nullptr : residual + first; };
   const auto own = share(peers.rank);
+  const int at_once = steps_at_once(own.bytes);
   const size_t whole = kernels::wire_bytes(wire, count) + static_cast<size_t>(ranks) * sizeof(float);
   const auto outgoing = allocate(whole);
   const auto received = allocate(std::max(own.bytes * static_cast<size_t>(ranks - 1), whole));
@@ -31,8 +32,9 @@ Coroutine compressed_allreduce(Channel& channel, int tag, float* data, float* re
     transfers.receive(from, place_of(from, peers.rank, received.get(), own.bytes), own.bytes);
     transfers.send(to, next, theirs.bytes);
     next += theirs.bytes;
-    co_await transfers;
+    if (step % at_once == 0) co_await transfers;
   }
+  co_await transfers;
   for (int peer = 0; peer + 1 < ranks; ++peer) {
     kernels.add(received.get() + static_cast<size_t>(peer) * own.bytes, data + own.first, own.count);
   }

@@ -37,21 +37,29 @@ class Symbols {
   void* handle_;
 };
 
-// The constants of an ABI: mpi.h of MPICH 3 to 5, of Open MPI 2 to 5, and of the MPI 5.0 standard (section 20.3).
-void set_constants(Library& library, const std::string& file, const Symbols& symbols) {
+// Sets the constants of an ABI: mpi.h of MPICH 3 to 5, of Open MPI 2 to 5, and of the MPI 5.0 standard (section 20.3).
+// Returns the key of MPI_TAG_UB.
+int set_constants(Library& library, const std::string& file, const Symbols& symbols) {
+  library.any_tag = -1;
+  library.place_of_tag = 1;
   if (file.starts_with("libmpi_abi.")) {
     library.world = 0x101;
     library.byte = 0x247;
     library.errors_return = 0x143;
-  } else if (file == "libmpi.so.40") {
+    library.any_tag = -2;
+    return 501;
+  }
+  if (file == "libmpi.so.40") {
     library.world = symbols.address("ompi_mpi_comm_world");
     library.byte = symbols.address("ompi_mpi_byte");
     library.errors_return = symbols.address("ompi_mpi_errors_return");
-  } else {
-    library.world = 0x44000000;
-    library.byte = 0x4c00010d;
-    library.errors_return = 0x54000001;
+    return 0;
   }
+  library.world = 0x44000000;
+  library.byte = 0x4c00010d;
+  library.errors_return = 0x54000001;
+  library.place_of_tag = 3;
+  return 0x64400001;
 }
 
 }  // namespace
@@ -59,7 +67,7 @@ void set_constants(Library& library, const std::string& file, const Symbols& sym
 void use(const std::string& file) {
   const Symbols symbols(file);
   Library found{};
-  set_constants(found, file, symbols);
+  const int tag_bound = set_constants(found, file, symbols);
   symbols.find("MPI_Comm_rank", found.comm_rank);
   symbols.find("MPI_Comm_group", found.comm_group);
   symbols.find("MPI_Group_incl", found.group_incl);
@@ -69,11 +77,16 @@ void use(const std::string& file) {
   symbols.find("MPI_Isend", found.isend);
   symbols.find("MPI_Irecv", found.irecv);
   symbols.find("MPI_Test", found.test);
-  symbols.find("MPI_Get_count", found.get_count);
+  symbols.find("MPI_Iprobe", found.iprobe);
+  symbols.find("MPI_Comm_get_attr", found.comm_get_attr);
   symbols.find("MPI_Error_string", found.error_string);
   used = found;
   // MPICH reports some errors of a request to the world's handler, which ends the process by default.
   check(found.comm_set_errhandler(found.world, found.errors_return));
+  int* bound = nullptr;
+  int is_set = 0;
+  check(found.comm_get_attr(found.world, tag_bound, &bound, &is_set));
+  used->most_tag = is_set ? *bound : 32767;  // the least that the standard allows
 }
 
 const Library& library() {

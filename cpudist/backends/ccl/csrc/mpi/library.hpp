@@ -14,12 +14,17 @@ namespace cpudist::mpi {
 using Handle = std::intptr_t;
 
 // Room for an MPI_Status of any MPI.
-using Status = std::array<std::int64_t, 8>;
+struct alignas(8) Status {
+  std::array<std::int32_t, 16> words;
+};
 
 struct Library {
   Handle world;
   Handle byte;
   Handle errors_return;
+  int any_tag;
+  int place_of_tag;  // in Status::words
+  int most_tag;      // MPI_TAG_UB
   int (*comm_rank)(Handle, int*);
   int (*comm_group)(Handle, Handle*);
   int (*group_incl)(Handle, int, const int*, Handle*);
@@ -29,8 +34,11 @@ struct Library {
   int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
   int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
   int (*test)(Handle*, int*, void*);
-  int (*get_count)(const void*, Handle, int*);
+  int (*iprobe)(int, int, Handle, int*, void*);
+  int (*comm_get_attr)(Handle, int, void*, int*);
   int (*error_string)(int, char*, int*);
+
+  int tag_of(const Status& status) const { return status.words[static_cast<size_t>(place_of_tag)]; }
 };
 
 // Uses the library with this file name, such as "libmpi.so.12". Throws std::runtime_error if the process has not loaded

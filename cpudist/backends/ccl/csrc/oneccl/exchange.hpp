@@ -1,8 +1,6 @@
 // An allreduce of float32 that crosses the network in another format.
 #pragma once
 
-#include <cstring>
-
 #include "../kernels/reduce.hpp"
 #include "../kernels/wire.hpp"
 #include "../traffic.hpp"
@@ -17,7 +15,7 @@ class Buffers {
     Scratch memory;
     size_t bytes = 0;
 
-    char* get() const { return memory.get(); }
+    std::byte* get() const { return memory.get(); }
   };
 
   Buffer take(size_t bytes) {
@@ -48,8 +46,8 @@ class Exchange final : public Request {
  public:
   // `residual` may be null. Otherwise it holds an error of earlier calls for each value, on this rank. They are added,
   // and replaced by the errors of this call.
-  Exchange(Communicator& shares, Communicator& sums, Buffers& buffers, const float* input, float* output,
-           float* residual, size_t count, Wire wire, bool average)
+  Exchange(Communicator& shares, Communicator& sums, Buffers& buffers, float* output, float* residual, size_t count,
+           Wire wire, bool average)
       : shares_(shares),
         sums_(sums),
         buffers_(buffers),
@@ -62,7 +60,6 @@ class Exchange final : public Request {
         ranks_(static_cast<size_t>(shares.size())),
         own_(static_cast<size_t>(shares.rank())),
         pieces_((count + kMost - 1) / kMost) {
-    if (input != output) std::memcpy(output, input, count * sizeof(float));
     if (pieces_.empty()) return;
     for (size_t i = 0; i < pieces_.size(); ++i) {
       for (size_t r = 0; r < ranks_; ++r) converted_to += share(i, r).bytes;

@@ -8,10 +8,6 @@
 
 namespace cpudist::oneccl {
 
-using Scratch = std::unique_ptr<char[]>;
-
-inline Scratch allocate(size_t bytes) { return std::make_unique_for_overwrite<char[]>(bytes); }
-
 // The start of these parts if they are contiguous in memory.
 template <typename Pointer>
 std::optional<Pointer> flat(const std::vector<Pointer>& parts, const std::vector<size_t>& counts, size_t width) {

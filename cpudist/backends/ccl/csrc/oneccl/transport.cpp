@@ -22,17 +22,17 @@ namespace {
 constexpr size_t kMostUneven = size_t{64} << 10;
 constexpr size_t kMostSteps = 64;
 
-class OneCcl final : public Transport {
+class OneCcl final : public AcrossMachines {
   // The division of an average that is done after the sum.
   auto divided(bool wanted, void* output, DataType type) const {
-    return [=, this](size_t offset, size_t length, const char*) {
+    return [=, this](size_t offset, size_t length, const std::byte*) {
       if (wanted) kernels::divide(at(output, offset, type), at(output, offset, type), length, type, size());
     };
   }
 
  public:
   OneCcl(const Group& group, std::unique_ptr<Hierarchy> hierarchy)
-      : wire_(group.wire), communicator_(group), hierarchy_(std::move(hierarchy)) {
+      : AcrossMachines(group.wire, std::move(hierarchy)), communicator_(group) {
     if (wire_ == Wire::kFloat32) return;
     PrefixStore store(group.store, "sums");
     sums_.emplace(Group{group.rank, group.size, group.nodes, group.timeout, &store});
@@ -42,7 +42,7 @@ class OneCcl final : public Transport {
   RequestPtr barrier() override {
     oneccl_traffic.count(0);
     return pieces(1, 1, [this](size_t, size_t) {
-      auto nothing = std::make_unique<char[]>(1);
+      auto nothing = allocate(1);
       auto call = ccl::allreduce(nothing.get(), nothing.get(), 1, ccl::datatype::int8, ccl::reduction::sum, raw());
       return Issued(std::move(call), std::move(nothing));
     });
@@ -53,36 +53,6 @@ class OneCcl final : public Transport {
     return pieces(count, size_of(type), [=, this](size_t offset, size_t length) {
       return ccl::broadcast(at(data, offset, type), length, to_ccl_bits(type), root, raw());
     });
-  }
-
-  RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
-    if (hierarchy_ && Hierarchy::takes(type, reduction)) {
-      return hierarchy_->allreduce(input, output, nullptr, count, type, reduction);
-    }
-    oneccl_traffic.count(count * size_of(type));
-    if (is_bitwise(reduction)) return gather_and_reduce(input, output, count, type, reduction);
-    if (kernels::converts(wire_, count, type, reduction)) {
-      return exchange(static_cast<const float*>(input), static_cast<float*>(output), nullptr, count, reduction);
-    }
-    const Average average(reduction, type);
-    return pieces(
-        count, size_of(type),
-        [=, this](size_t offset, size_t length) {
-          const auto* from = at(input, offset, type);
-          auto* to = at(output, offset, type);
-          if (average.before) kernels::divide(std::exchange(from, to), to, length, type, size());
-          return ccl::allreduce(from, to, length, to_ccl(type), to_ccl(reduction), raw());
-        },
-        divided(average.after, output, type));
-  }
-
-  RequestPtr allreduce_with_residual(float* data, float* residual, size_t count) override {
-    constexpr auto kType = DataType::kFloat32;
-    constexpr auto kReduction = Reduction::kAverage;
-    if (hierarchy_) return hierarchy_->allreduce(data, data, residual, count, kType, kReduction);
-    if (!kernels::converts(wire_, count, kType, kReduction)) return allreduce(data, data, count, kType, kReduction);
-    oneccl_traffic.count(count * sizeof(float));
-    return exchange(data, data, residual, count, kReduction);
   }
 
   RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
@@ -100,7 +70,7 @@ class OneCcl final : public Transport {
           void* to = receives ? at(output, offset, type) : scratch.get();
           if (average.before) {
             kernels::divide(from, to, length, type, size());
-            from = static_cast<const char*>(to);
+            from = static_cast<const std::byte*>(to);
           }
           return Issued(ccl::reduce(from, to, length, to_ccl(type), to_ccl(reduction), root, raw()),
                         std::move(scratch));
@@ -130,7 +100,7 @@ class OneCcl final : public Transport {
           auto call = ccl::allgatherv(at(input, offset, type), lengths[rank()], to, lengths, to_ccl_bits(type), raw());
           return Issued(std::move(call), std::move(scratch));
         },
-        [=, outputs = std::move(outputs)](size_t offset, size_t length, const char* next) {
+        [=, outputs = std::move(outputs)](size_t offset, size_t length, const std::byte* next) {
           if (next == nullptr) return;
           for (size_t r = 0; r < ranks; ++r) {
             const size_t bytes = part(counts[r], offset, length) * width;
@@ -201,23 +171,38 @@ class OneCcl final : public Transport {
   }
 
  private:
-  static char* at(void* data, size_t offset, DataType type) {
-    return static_cast<char*>(data) + offset * size_of(type);
+  static std::byte* at(void* data, size_t offset, DataType type) {
+    return static_cast<std::byte*>(data) + offset * size_of(type);
   }
-  static const char* at(const void* data, size_t offset, DataType type) {
-    return static_cast<const char*>(data) + offset * size_of(type);
+  static const std::byte* at(const void* data, size_t offset, DataType type) {
+    return static_cast<const std::byte*>(data) + offset * size_of(type);
   }
 
   const ccl::communicator& raw() const { return communicator_.raw(); }
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
 
-  RequestPtr exchange(const float* input, float* output, float* residual, size_t count, Reduction reduction) {
-    return std::make_unique<Exchange>(communicator_, *sums_, buffers_, input, output, residual, count, wire_,
-                                      reduction == Reduction::kAverage);
+  RequestPtr exact(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
+    oneccl_traffic.count(count * size_of(type));
+    if (is_bitwise(reduction)) return gather_and_reduce(input, output, count, type, reduction);
+    const Average average(reduction, type);
+    return pieces(
+        count, size_of(type),
+        [=, this](size_t offset, size_t length) {
+          const auto* from = at(input, offset, type);
+          auto* to = at(output, offset, type);
+          if (average.before) kernels::divide(std::exchange(from, to), to, length, type, size());
+          return ccl::allreduce(from, to, length, to_ccl(type), to_ccl(reduction), raw());
+        },
+        divided(average.after, output, type));
   }
 
-  static constexpr auto kNothing = [](size_t, size_t, const char*) {};
+  RequestPtr compressed(float* data, float* residual, size_t count, bool average) override {
+    oneccl_traffic.count(count * sizeof(float));
+    return std::make_unique<Exchange>(communicator_, *sums_, buffers_, data, residual, count, wire_, average);
+  }
+
+  static constexpr auto kNothing = [](size_t, size_t, const std::byte*) {};
 
   template <typename Issue, typename Finish = decltype(kNothing)>
   RequestPtr pieces(size_t count, size_t width, Issue issue, Finish finish = kNothing) {
@@ -255,7 +240,7 @@ class OneCcl final : public Transport {
               ccl::allgatherv(at(input, offset, type), length, gathered.get(), lengths, to_ccl_bits(type), raw());
           return Issued(std::move(call), std::move(gathered));
         },
-        [=, this](size_t offset, size_t length, const char* gathered) {
+        [=, this](size_t offset, size_t length, const std::byte* gathered) {
           if (output == nullptr) return;
           std::vector<const void*> sources;
           for (size_t r = 0; r < ranks; ++r) sources.push_back(gathered + r * length * width);
@@ -274,11 +259,9 @@ class OneCcl final : public Transport {
     return std::make_unique<Several>(std::move(requests));
   }
 
-  const Wire wire_;
   Communicator communicator_;
   std::optional<Communicator> sums_;  // for Exchange
   Buffers buffers_;
-  std::unique_ptr<Hierarchy> hierarchy_;  // may be null
 };
 
 }  // namespace

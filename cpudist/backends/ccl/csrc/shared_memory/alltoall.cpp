@@ -24,13 +24,6 @@ struct AlltoallSummary {
   uint64_t balance;  // hashes of its counts to send, less those to receive: all ranks together 0 if they agree
 };
 
-uint64_t hash_of(int from, int to, uint64_t bytes) {
-  uint64_t hash = bytes * 0x9e3779b97f4a7c15 + (static_cast<uint64_t>(from) << 32 | static_cast<uint64_t>(to));
-  hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
-  hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
-  return hash ^ hash >> 31;
-}
-
 // Never holds: for a rank that waits until another one reports a failure to all.
 class FailureOfAnother final : public Condition {
  public:
@@ -52,7 +45,8 @@ Coroutine alltoall(Channel& channel, std::vector<const std::byte*> inputs, std::
   AlltoallSummary summary{0, 0};
   for (int rank = 0; rank < channel.ranks(); ++rank) {
     if (rank != self) summary.longest = std::max<uint64_t>(summary.longest, input_bytes[rank]);
-    summary.balance += hash_of(self, rank, input_bytes[rank]) - hash_of(rank, self, output_bytes[rank]);
+    const auto from = static_cast<uint64_t>(self), to = static_cast<uint64_t>(rank);
+    summary.balance += hash_of({from, to, input_bytes[rank]}) - hash_of({to, from, output_bytes[rank]});
   }
   const AlltoallSummary own = summary;
   // The counts come first in the first step, and before a part's data there.
@@ -95,7 +89,7 @@ Coroutine alltoall(Channel& channel, std::vector<const std::byte*> inputs, std::
     summary.balance += of_rank.balance;
   }
   if (summary.balance != 0) co_await FailureOfAnother();
-  const size_t pieces = std::max<size_t>(pieces_of(summary.longest + head, shares.bytes), 1);
+  const size_t pieces = pieces_of(summary.longest + head, shares.bytes);
   for (size_t piece = 0; piece < pieces; ++piece) {
     const uint64_t step = written;
     if (piece + 1 < pieces) {

@@ -28,7 +28,7 @@
 
 #include "../coroutine.hpp"
 #include "segment.hpp"
-#include "signature.hpp"
+#include "../signature.hpp"
 
 namespace cpudist::shared_memory {
 

@@ -17,8 +17,6 @@ namespace {
 constexpr size_t kOneStepReads = size_t{48} << 10;
 constexpr int kOneStepRanks = 2;
 
-}  // namespace
-
 // The division of a piece of an allreduce: rank r reduces its elements [begin(r), begin(r) + count(r)).
 struct Division {
   Division(size_t elements, size_t width, int ranks) : elements(elements) {
@@ -32,24 +30,6 @@ struct Division {
   size_t elements;
   size_t share;
 };
-
-namespace {
-
-// Reduces what lies at place(r) for each rank r, in the order of ranks. `also` receives the same where it is not null.
-template <typename Place>
-void combine(const Channel& channel, const Combination& combination, std::byte* output, std::byte* also, size_t count,
-             Place place) {
-  const void* few[16];
-  std::vector<const void*> many;
-  const auto ranks = static_cast<size_t>(channel.ranks());
-  const void** sources = few;
-  if (ranks > std::size(few)) {
-    many.resize(ranks);
-    sources = many.data();
-  }
-  for (int rank = 0; rank < channel.ranks(); ++rank) sources[rank] = place(rank);
-  if (count > 0) combination.kernel(output, also, sources, channel.ranks(), channel.ranks(), count);
-}
 
 // One step per piece: calls write(piece, step) in each, and read(piece, step) once the ranks [first, end) have published
 // it. A rank writes the next piece before it waits for the others, so that it does not wait for a rank that is only a
@@ -73,7 +53,7 @@ Coroutine in_pieces(Channel& channel, size_t pieces, int first, int end, Write w
 Coroutine allreduce_in_one_step(Channel& channel, const std::byte* input, std::byte* output, size_t count,
                                 Combination combination, int receiver) {
   const size_t width = combination.width;
-  const size_t pieces = std::max<size_t>(pieces_of(count * width, channel.slot_bytes()), 1);
+  const size_t pieces = pieces_of(count * width, channel.slot_bytes());
   const size_t length = pieces_of(count, pieces);
   const bool receives = receiver == kAllRanks || receiver == channel.rank();
   return in_pieces(
@@ -85,7 +65,7 @@ Coroutine allreduce_in_one_step(Channel& channel, const std::byte* input, std::b
       [=, &channel](size_t piece, uint64_t step) {
         const size_t begin = piece * length * width;
         const size_t elements = part(count, piece * length, length);
-        combine(channel, combination, output + begin, nullptr, elements, [&](int rank) {
+        combination(output + begin, nullptr, elements, channel.ranks(), [&](int rank) {
           return rank == channel.rank() ? input + begin : channel.place(rank, step, elements * width);
         });
       });
@@ -129,8 +109,9 @@ Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::
       const auto parts = division(piece - 1);
       const size_t begin = ((piece - 1) * length + parts.begin(self)) * width;
       std::byte* const slot = channel.slot(self, channel.step());
-      combine(channel, combination, receives ? output + begin : slot, receives ? slot : nullptr, parts.count(self),
-              [&](int rank) { return rank == self ? input + begin : shares.of(channel.slot(rank, step), rank, self); });
+      combination(receives ? output + begin : slot, receives ? slot : nullptr, parts.count(self), ranks, [&](int rank) {
+        return rank == self ? input + begin : shares.of(channel.slot(rank, step), rank, self);
+      });
       summed[(piece - 1) % 2] = channel.publish();
     }
     if (piece >= 2 && receives) {
@@ -219,7 +200,7 @@ Coroutine reduce_scatter(Channel& channel, std::vector<const std::byte*> inputs,
       },
       [=, &channel](size_t piece, uint64_t step) {
         const size_t begin = piece * most * width;
-        combine(channel, combination, output + begin, nullptr, part(own, piece * most, most), [&](int rank) {
+        combination(output + begin, nullptr, part(own, piece * most, most), channel.ranks(), [&](int rank) {
           return rank == self ? input + begin : shares.of(channel.slot(rank, step), rank, self);
         });
       });

@@ -13,13 +13,7 @@
 
 namespace cpudist::shared_memory {
 
-// How the ranks' elements are reduced.
-struct Combination {
-  kernels::Reduce kernel;
-  size_t width;  // bytes of an element
-};
-
-constexpr int kAllRanks = -1;
+using kernels::Combination;
 
 Coroutine barrier(Channel& channel);
 Coroutine broadcast(Channel& channel, std::byte* data, size_t bytes, int root);

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "channel.hpp"
 #include "../coroutine.hpp"
+#include "channel.hpp"
 
 namespace cpudist::shared_memory {
 
@@ -26,17 +26,18 @@ inline Progress advance(const Coroutine& work) {
   return Progress::kMoved;
 }
 
-// Watches the peer that a request waits for. A peer that has ended, or has destroyed the group, does not send any more.
-class Watch {
+// Advances the work of a request, and watches the peer that it waits for: one that has ended, or has destroyed the group,
+// does not send any more.
+class Advance {
  public:
-  // Advances the work. Throws TransportError, the same on all ranks, where a rank has failed or has gone.
-  Progress advance(Channel& channel, const Coroutine& work) {
+  // Throws TransportError, the same on all ranks, where a rank has failed or has gone.
+  Progress operator()(Channel& channel, const Coroutine& work) {
     try {
-      const Progress progress = shared_memory::advance(work);
+      const Progress progress = advance(work);
       if (progress == Progress::kWaiting) {
         look(channel, work);
       } else {
-        idle_ = 0;
+        watch_.moved();
       }
       return progress;
     } catch (const TransportError& error) {
@@ -47,23 +48,15 @@ class Watch {
   }
 
  private:
-  static constexpr int kIdleTests = 64;  // between two looks at the clock
-  static constexpr std::chrono::seconds kInterval{1};
-
   void look(Channel& channel, const Coroutine& work) {
     channel.check_failed();
-    if (++idle_ % kIdleTests != 0) return;
-    const auto now = Clock::now();
-    if (idle_ == kIdleTests) looked_ = now;
-    if (now - looked_ < kInterval) return;
-    looked_ = now;
+    if (!watch_.due()) return;
     const int rank = work.awaited_rank();
     if (rank < 0 || channel.has(rank) || work.can_resume()) return;
     throw TransportError("rank " + std::to_string(rank) + " has ended or has left the group; look at its output");
   }
 
-  int idle_ = 0;
-  Clock::time_point looked_;
+  Watch watch_;
 };
 
 class CollectiveRequest final : public Request {
@@ -80,7 +73,7 @@ class CollectiveRequest final : public Request {
   Progress test() override {
     if (!has_turn()) return Progress::kWaiting;
     channel_.begin(signature_, counts_.empty() ? nullptr : counts_.data());
-    const Progress progress = watch_.advance(channel_, work_);
+    const Progress progress = advance_(channel_, work_);
     if (progress == Progress::kComplete) ++channel_.turns.done;
     return progress;
   }
@@ -91,18 +84,18 @@ class CollectiveRequest final : public Request {
   Signature signature_;
   std::vector<size_t> counts_;
   Coroutine work_;
-  Watch watch_;
+  Advance advance_;
 };
 
 class MessageRequest final : public Request {
  public:
   MessageRequest(Channel& channel, Coroutine work) : channel_(channel), work_(std::move(work)) {}
-  Progress test() override { return watch_.advance(channel_, work_); }
+  Progress test() override { return advance_(channel_, work_); }
 
  private:
   Channel& channel_;
   Coroutine work_;
-  Watch watch_;
+  Advance advance_;
 };
 
 }  // namespace cpudist::shared_memory

@@ -9,8 +9,6 @@
 
 namespace cpudist::shared_memory {
 
-inline size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
-
 // memcpy's arguments must not be null, even to copy nothing, and the two may be the same memory.
 inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);

@@ -13,9 +13,6 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
-std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
-
 // A rank that receives nothing may have no buffer.
 template <typename Pointer>
 auto at(Pointer data, Part part, size_t count, size_t width) {
@@ -39,10 +36,6 @@ std::vector<size_t> counts_of(std::vector<size_t> counts, Part part, size_t widt
   return counts;
 }
 
-Combination combination(DataType type, Reduction reduction) {
-  return {kernels::reduction(type, reduction), size_of(type)};
-}
-
 class SharedMemory final : public Transport {
  public:
   SharedMemory(Segment segment, const Layout& layout, int rank, int ranks)
@@ -64,13 +57,13 @@ class SharedMemory final : public Transport {
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
     return reduce_to(kAllRanks, Signature(Operation::kAllreduce, count, type, static_cast<int>(reduction)), input,
-                     output, count, combination(type, reduction));
+                     output, count, Combination(type, reduction));
   }
 
   RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
                     int root) override {
     return reduce_to(root, Signature(Operation::kReduce, count, type, static_cast<int>(reduction) << 8 | root), input,
-                     output, count, combination(type, reduction));
+                     output, count, Combination(type, reduction));
   }
 
   RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
@@ -90,7 +83,7 @@ class SharedMemory final : public Transport {
     return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Channel& channel, Part part) {
       return shared_memory::reduce_scatter(channel, all_at<const std::byte*>(inputs, part, counts, width),
                                            at(output, part, own, width), counts_of(counts, part, width, 1),
-                                           combination(type, reduction));
+                                           Combination(type, reduction));
     });
   }
 

@@ -5,5 +5,5 @@
 #include "collectives.cpp"
 #include "messages.cpp"
 #include "segment.cpp"
-#include "signature.cpp"
+#include "../signature.cpp"
 #include "transport.cpp"

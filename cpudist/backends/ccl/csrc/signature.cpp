@@ -1,6 +1,6 @@
 #include "signature.hpp"
 
-namespace cpudist::shared_memory {
+namespace cpudist {
 
 std::string Signature::describe(const std::string& verb) const {
   static constexpr const char* kOperations[] = {
@@ -16,4 +16,4 @@ std::string Signature::describe(const std::string& verb) const {
          std::to_string(argument) + ")";
 }
 
-}  // namespace cpudist::shared_memory
+}  // namespace cpudist

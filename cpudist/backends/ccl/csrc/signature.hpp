@@ -1,14 +1,14 @@
-// A call in 64 bits, which are published with every step. Ranks that make different calls get an error; otherwise they
-// would take each other's bytes for results.
+// A call in 64 bits, which shared memory publishes with every step and MPI hashes into tags. Ranks that make different
+// calls get an error; otherwise they would take each other's bytes for results.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "../transport.hpp"
+#include "transport.hpp"
 
-namespace cpudist::shared_memory {
+namespace cpudist {
 
 enum class Operation : uint8_t {
   kBarrier,
@@ -50,4 +50,4 @@ class Signature {
   uint64_t bits_;
 };
 
-}  // namespace cpudist::shared_memory
+}  // namespace cpudist
