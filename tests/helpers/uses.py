@@ -92,7 +92,8 @@ class Ending:
             f"said {times} times": times == 1 or (times > 1 and promise.seconds > 10 and promise.fails),
             "rank 0 is named": not any(map(_INNOCENT.search, said)),
             "a false alarm": fault != "none" or not re.search("warning|rank", jobs.Result(0, "", "".join(said)).report),
-            "tracebacks": fault == "lost" or self.output.count("Traceback (") == (fault == "raise"),
+            # After a timeout the rank that has waited shows its error, too.
+            "tracebacks": fault in ("stop", "lost") or self.output.count("Traceback (") == (fault == "raise"),
             "a frame of cpudist": "cpudist/cli" not in self.output,
         }
         return [name for name, is_right in checks.items() if not is_right]
