@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,6 +134,18 @@ def _keep_parameters(changes: Changes) -> None:
     torch (2.9) otherwise makes new ones for XLA's device: an existing optimizer would update the old ones, and modules
     would no longer share a parameter, as the embedding and the output layer of a language model do.
     """
-    options = torch.__future__
-    changes.then(partial(options.set_swap_module_params_on_conversion, options.get_swap_module_params_on_conversion()))
-    options.set_swap_module_params_on_conversion(True)
+    original, options = torch.nn.Module.to, torch.__future__
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        before = options.get_swap_module_params_on_conversion()
+        options.set_swap_module_params_on_conversion(True)  # not for the whole job: load_state_dict obeys it, too
+        try:
+            return original(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
+        finally:
+            options.set_swap_module_params_on_conversion(before)
+        return original(self, *args, **kwargs)  # a wrapper, such as DDP, holds the parameters
+
+    changes.attribute(torch.nn.Module, "to", to)
