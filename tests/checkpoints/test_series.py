@@ -218,6 +218,8 @@ def test_the_next_call_raises_what_failed_in_background(tmp_path: Path, monkeypa
         checkpoints.save(3, **training.parts)
     monkeypatch.undo()
     assert checkpoints.restore(**training.parts) == 1
+    checkpoints.save(4, **training.parts)
+    assert checkpoints.restore(**training.parts) == 4, "after the thread"
 
 
 def test_a_link_stays_and_leads_to_the_new_checkpoint(tmp_path: Path) -> None:
