@@ -112,7 +112,10 @@ def _help(parser: argparse.ArgumentParser) -> Iterator[str]:
         if group._group_actions:
             yield f"\n**{group.title}**\n"
         for action in group._group_actions:
-            name = (action.option_strings or [f"-{action.dest}"])[-1]
+            if action.help == argparse.SUPPRESS:
+                continue
+            names = action.option_strings or [f"-{action.dest}"]
+            name = next((name for name in names if name.startswith("--")), names[0])
             anchor = f"{parser.prog.replace(' ', '-')}{name}"
             shown = formatter._format_action_invocation(action).strip()
             said = _escaped(formatter._expand_help(action)) if action.help else "see below"

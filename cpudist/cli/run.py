@@ -28,7 +28,7 @@ examples:
 `cpudist launch` has more options, for several hosts.
 """
 
-_SEVERAL_HOSTS = "for several hosts: cpudist launch --hostfile hosts -- train.py"
+_SEVERAL_HOSTS = "give several hosts to launch: cpudist launch --hostfile hosts -- train.py"
 
 
 def add_options(parser: Parser) -> None:
