@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -58,12 +58,13 @@ class RankStacks:
     address: StackAddress
     user: int
     text: str
-    figures: Figures = field(default_factory=Figures, compare=False)
+    figures: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def list_of(cls, listed: Any) -> list[RankStacks]:
         """Read the output of `main`, or raise ValueError if `listed` is not that."""
-        return answers.read(list[cls], listed)  # type: ignore[valid-type]
+        ranks = answers.read(list[RankStacks], listed)
+        return [replace(one, figures=_known(one.figures)) for one in ranks]
 
 
 def ask_ranks(processes: Collection[int] | None = None, job: str | None = None) -> list[RankStacks]:
@@ -92,13 +93,21 @@ def main() -> None:
     print(json.dumps([asdict(one) for one in ask_ranks()]))
 
 
-def _parts(answer: str) -> tuple[str, Figures]:
+def _parts(answer: str) -> tuple[str, Mapping[str, Any]]:
     """Return the text of a rank's answer, and the figures in its first line; the signal's handler writes none."""
     first, _, text = answer.partition("\n")
     if first.startswith("{"):
         with suppress(ValueError):  # a process that is no rank may use a rank's name
-            return _printable(text), answers.read(Figures, answers.last_line(first))
+            return _printable(text), _known(answers.last_line(first))
     return _printable(answer), {}
+
+
+def _known(figures: Any) -> Mapping[str, Any]:
+    """Return a rank's figures; none of them if it is of a version that sends them otherwise."""
+    try:
+        return answers.read(Figures, figures)
+    except ValueError:
+        return {}
 
 
 def _printable(text: str) -> str:

@@ -38,7 +38,7 @@ def rows_of(ranks: Mapping[int, RankStacks], before: Mapping[int, RankStacks]) -
 
 
 def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
-    now: Mapping[str, Any] = one.figures
+    now = one.figures
     seconds = now.get("at", 0.0) - before.get("at", 0.0)
 
     def rate(name: str) -> float | None:
