@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["KNOWN", "PATCHES", "Context", "Patch", "install"]
 
 # The lowest and the highest version that the test suite has run with.
-KNOWN = {"accelerate": ">=1.1,<2", "transformers": ">=4.57.6,<6"}
+KNOWN = {"accelerate": ">=1.3,<2", "transformers": ">=4.57.6,<6"}
 
 
 @dataclass(frozen=True)

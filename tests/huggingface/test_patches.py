@@ -35,7 +35,7 @@ pytestmark = pytest.mark.versions
     ("package", "owner", "name", "value"),
     [
         ("accelerate", accelerate, "__version__", "2.0.0"),
-        ("accelerate", accelerate, "__version__", "1.0.1"),
+        ("accelerate", accelerate, "__version__", "1.2.1"),
         ("accelerate", accelerate.state.PartialState, "_prepare_backend", None),
         ("transformers", transformers, "__version__", "6.0.0"),
         ("transformers", transformers, "__version__", "4.57.5"),
