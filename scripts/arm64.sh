@@ -103,10 +103,10 @@ make_wheel() {
     git archive HEAD | tar -x -C "$source"
     "$FOLDER/tools/bin/python" scripts/manylinux/old_symbols.py "$FOLDER/toolchain"
     module=$source/cpudist/backends/ccl/prebuilt/torch$TORCH-cp311/cpudist_mpi.so
-    kernel=$source/cpudist/optimization/prebuilt/torch$TORCH/cpudist_dropout.so
+    kernel=$source/cpudist/optimization/prebuilt/torch$TORCH/cpudist_operators.so
     mkdir -p "$(dirname "$module")" "$(dirname "$kernel")"
     "$FOLDER/toolchain/g++" -o "$module" "$source/cpudist/backends/ccl/csrc/unity.cpp" "${options[@]}" -ltorch_python
-    "$FOLDER/toolchain/g++" -o "$kernel" "$source/cpudist/optimization/csrc/dropout.cpp" "${options[@]}"
+    "$FOLDER/toolchain/g++" -o "$kernel" "$source/cpudist/optimization/csrc/unity.cpp" "${options[@]}"
     timeout 600 "$FOLDER/tools/bin/pip" wheel --quiet --no-deps -w "$FOLDER/dist" "$source"
     timeout 60 "$FOLDER/tools/bin/wheel" tags --remove --python-tag cp311 --abi-tag cp311 --platform-tag manylinux_2_28_aarch64 \
         "$FOLDER"/dist/*.whl

@@ -8,9 +8,9 @@ from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 
-HELP = "compile the oneCCL backend and the dropout kernel ahead of time"
+HELP = "compile the oneCCL backend and the training operators ahead of time"
 DESCRIPTION = """\
-Compile the oneCCL backend, and the kernel with which `cpudist.optimize` draws dropout, ahead of time. Otherwise the
+Compile the oneCCL backend, and the operators of `cpudist.optimize` (attention, dropout), ahead of time. Otherwise the
 first job compiles them, which takes a C++ compiler and 45 to 90 seconds of a core. The backend works with the versions
 of torch, Python and oneCCL that it was compiled with.
 """
@@ -38,9 +38,9 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")
     # Imported here, because --help must not wait for this import.
     from cpudist.backends.ccl import compilation
-    from cpudist.optimization import dropout
+    from cpudist.optimization import operators
 
-    for build in (dropout.ensure_built, compilation.ensure_built):
+    for build in (operators.ensure_built, compilation.ensure_built):
         started = time.time()
         path = build(output)
         print(f"{'compiled' if path.stat().st_mtime >= started else 'compiled before'}: {path}")

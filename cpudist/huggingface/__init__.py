@@ -113,7 +113,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.training_args:TrainingArguments",
-        "ddp_compress and parallel_dropout are ours, 5 has neither use_ipex nor no_cuda; ddp_backend does not take ccl",
+        "ddp_compress and own_operators are ours, 5 has neither use_ipex nor no_cuda; ddp_backend does not take ccl",
         training_arguments.change_fields,
         attributes="use_cpu, local_rank, fp16, fp16_full_eval, ddp_backend, ddp_timeout, ddp_bucket_cap_mb, "
         "average_tokens_across_devices",

@@ -126,7 +126,7 @@ def _optimize(trainer: Any, context: Context) -> None:
         return
     clip_by_blocks(trainer.accelerator)
     no_ipex = kernels.why_not_ipex(args.torch_compile)
-    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, parallel_dropout=args.parallel_dropout), dtype)
+    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, own_operators=args.own_operators), dtype)
     warning = f"warning: --use_ipex: {no_ipex}; going on with " if no_ipex else ""
     applied.announce(chosen, dtype, no_ipex, warning=warning)
 

@@ -1,6 +1,6 @@
 """Patches of TrainingArguments: additional fields, and the job's own values.
 
-`ddp_compress`, `use_ipex`, `parallel_dropout` and, for transformers 5, `no_cuda` are fields too, so that the command
+`ddp_compress`, `use_ipex`, `own_operators` and, for transformers 5, `no_cuda` are fields too, so that the command
 line, JSON and YAML files, dictionaries and calls all accept them. `ddp_backend` accepts the job's backend, and
 `ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
 """
@@ -33,7 +33,7 @@ def _flag(default: Any, text: str) -> Any:
 @dataclasses.dataclass
 class _Flags:
     use_ipex: bool = _flag(False, "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means.")
-    parallel_dropout: bool = _flag(True, "With --use_ipex: dropout on all threads, with other masks than PyTorch's.")
+    own_operators: bool = _flag(True, "With --use_ipex: cpudist's attention, dropout and others where they are faster.")
     no_cuda: bool = _flag(False, "The old name of --use_cpu.")
     ddp_compress: str | None = _flag(
         None, "How gradients cross the network: auto, none, bf16, int8, powersgd or powersgd:RANK."

@@ -1,8 +1,9 @@
 """Makes a model and its optimizer faster on this CPU, by Intel's extension if it fits, otherwise by PyTorch alone.
 Parameters keep their type, so copies, other optimizers and saved states work as before.
 
-Each optimization has a module: ipex.py, precision.py (bfloat16 and float16 by autocast), dropout.py (on all threads),
-native.py (fused optimizers, freed memory). kernels.py applies the ones that fit; applied.py records and prints them.
+Each optimization has a module: ipex.py, precision.py (bfloat16 and float16 by autocast), operators.py (attention,
+dropout and others), native.py (fused optimizers, freed memory). kernels.py applies those that fit; applied.py records
+and prints them.
 
 It must not import launchers, transformers, programs or command lines.
 """
@@ -26,7 +27,7 @@ def optimize(
     *,
     ipex: bool | None = None,
     keep_memory: bool = True,
-    parallel_dropout: bool = True,
+    own_operators: bool = True,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
     """Make training of `model` with `optimizer` fast on this CPU. Call it before `cpudist.wrap`.
 
@@ -45,8 +46,9 @@ def optimize(
             process ends, because compiled models would get wrong gradients.
         keep_memory: keep freed memory in the process for the next step. Peak memory grows by up to half; use False if
             memory is scarce.
-        parallel_dropout: draw dropout masks, also attention's, on all threads if that is faster. A seed gives other
-            masks than in PyTorch, and the same on any number of threads. False keeps PyTorch's dropout.
+        own_operators: use cpudist's operators where they are faster than PyTorch's: attention in one pass, dropout on
+            all threads, and the backward pass of linear layers and of cross entropy. A seed gives other dropout masks
+            than in PyTorch, the same on any number of threads. False keeps PyTorch's operators.
 
     Returns:
         The model and the optimizer.
@@ -69,8 +71,9 @@ def optimize(
     if isinstance(model, DistributedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
     computed = precision.fitting(dtype)
+    precision.compute_in(model, torch.float32)  # An earlier call's autocast is around what `apply` replaces.
     because = ([precision.IN_FLOAT32] if computed is not dtype else []) + ([no_ipex] if no_ipex else [])
-    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, keep_memory, parallel_dropout), computed)
+    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, keep_memory, own_operators), computed)
     precision.compute_in(model, computed)
     applied.announce(chosen, computed, no_ipex, because=f" ({'; '.join(because)})" if because else "")
     return model, optimizer

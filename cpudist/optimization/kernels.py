@@ -5,11 +5,11 @@ import torch
 from cpudist import job
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.optimization import dropout, ipex, native
+from cpudist.optimization import ipex, native, operators
 from cpudist.optimization.applied import rank
 from cpudist.optimization.precision import device_type
 
-ONE_THREAD = "dropout on one thread"  # The run record has this entry if the kernel cannot be compiled.
+TORCHS = "torch's operators"  # The run record has this entry if cpudist's cannot be compiled.
 
 
 def why_not_ipex(compiled: bool = False) -> str | None:
@@ -35,7 +35,7 @@ def apply(
     optimizer: torch.optim.Optimizer | None,
     no_ipex: str | None,
     keep_memory: bool = True,
-    parallel_dropout: bool = True,
+    own_operators: bool = True,
 ) -> list[str]:
     """Apply every optimization except the number format to a model and its optimizer, in place. Call it before DDP.
 
@@ -53,15 +53,15 @@ def apply(
         chosen.append(fused_name(optimizer))
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
-    if not parallel_dropout:
-        dropout.restore(model)
+    if not own_operators:
+        operators.restore(model)
         return chosen
     try:
-        return [*chosen, "parallel dropout"] if dropout.divide(model) else chosen
+        return [*chosen, *operators.use(model)]
     except UserError as error:
         if rank() == 0:
-            say(f"warning: {error}; dropout stays on one thread")
-        return [*chosen, ONE_THREAD]
+            say(f"warning: {error}; the model uses torch's operators")
+        return [*chosen, TORCHS]
 
 
 def fused_name(optimizer: torch.optim.Optimizer) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cpudist import compiler
 from cpudist.backends.ccl import compilation, toolchain
-from cpudist.optimization import dropout
+from cpudist.optimization import operators
 
 ASK = 'import sys, sysconfig; print("cp%d%d" % sys.version_info[:2], sysconfig.get_path("include"))'
 
@@ -35,8 +35,8 @@ def main(folder: Path, pythons: list[str]) -> None:
         package = folder / tag / "cpudist"
         for module in modules:
             compile_to(module, package / "backends/ccl/prebuilt" / f"{torch}-{tag}" / module.file)
-        kernel = package / "optimization/prebuilt" / torch / dropout.FILE
-        compile_to(dropout.library(), kernel)
+        kernel = package / "optimization/prebuilt" / torch / operators.FILE
+        compile_to(operators.library(), kernel)
 
 
 def compile_to(library: compiler.Library, target: Path) -> None:

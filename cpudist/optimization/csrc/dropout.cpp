@@ -1,5 +1,6 @@
 // Operators of torch that draw dropout on all threads. Autograd, torch.func and compilers see `masked`, a linear function.
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,16 +11,11 @@
 #include <numeric>
 #include <vector>
 
-#include "masks.hpp"
+#include "dropout.hpp"
 
 namespace cpudist {
 
-using at::Tensor;
-
 constexpr int64_t kFew = 1024;  // Below this number of elements torch's own dropout is as fast.
-// While a thread includes this dispatch key, aten::dropout has the kernel below, also within torch's attention. Autocast
-// replaces operators in the same way. torch reserves this key for other libraries.
-constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
 // Multiplies `input` by masks and by 1 / (1 - p). The shape of `seeds` is the first part of the shape of `input`: each
 // seed's mask is for the elements after it, in the order of their indices.
@@ -33,11 +29,10 @@ Tensor masked(const Tensor& input, const Tensor& seeds, double p) {
 template <typename Element>
 Tensor masked_of(const Tensor& input, const Tensor& seeds, double p) {
   Tensor out = at::empty_like(input);
-  const auto threshold = static_cast<uint32_t>(std::min(std::round((1 - p) * 0x1p32), 0x1p32 - 1));
   const Element scale = 1 / static_cast<float>(1 - p);  // rounded as torch rounds it
   const int64_t count = seeds.numel() ? input.numel() / seeds.numel() : 0;
   for (int64_t i = 0; i < seeds.numel(); ++i) {
-    const Mask mask{static_cast<uint64_t>(seeds.const_data_ptr<int64_t>()[i]), threshold, scale};
+    const Mask mask = mask_of(seeds.const_data_ptr<int64_t>()[i], p, scale);
     multiply(input.const_data_ptr<Element>() + i * count, out.mutable_data_ptr<Element>() + i * count, mask, count);
   }
   return out;
@@ -101,11 +96,21 @@ bool is_supported(const Tensor& input) {
   return plain && !of_python && (input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16);
 }
 
+bool is_plain(const Tensor& tensor) {
+  return !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) &&
+         is_supported(tensor) && !at::functorch::isBatchedTensor(tensor) && !tensor._fw_grad(0).defined();
+}
+
+Tensor cast(const Tensor& tensor) {
+  if (!at::autocast::is_autocast_enabled(at::kCPU)) return tensor;
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensor, at::kCPU);
+}
+
 // torch.dropout; the seed is the next number of torch's generator.
 Tensor dropout(const Tensor& input, double p, bool train) {
   const c10::impl::ExcludeDispatchKeyGuard torchs(kKey);
   if (!train || !(p > 0 && p < 1) || !is_supported(input) || input.numel() < kFew) return at::dropout(input, p, train);
-  const Tensor seed = at::randint(std::numeric_limits<int64_t>::max(), {}, at::kLong);
+  const Tensor seed = draw_seed();
   if (input.is_contiguous()) return masked(input, seed, p);
   // Elements are taken in the order of memory, and the result has the same.
   std::vector<int64_t> order(input.dim()), inverse(input.dim());
@@ -115,21 +120,10 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   return masked(input.permute(order), seed, p).permute(inverse);
 }
 
-// torch's attention with this dropout. Compilers trace this operator, because they cannot trace the guard.
-Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
-                 double p, bool causal, std::optional<double> scale, bool gqa) {
-  const c10::impl::IncludeDispatchKeyGuard ours(kKey);
-  return at::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, gqa);
-}
-
 TORCH_LIBRARY(cpudist, library) {
   library.def("dispatch_key() -> int", [] { return static_cast<int64_t>(kKey); });
   library.def("dropout(Tensor input, float p, bool train) -> Tensor", dropout);
   library.def("masked(Tensor input, Tensor seeds, float p) -> Tensor");
-  library.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
-      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
-      attention);
 }
 
 TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_without_gradient); }

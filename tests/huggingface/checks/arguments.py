@@ -18,7 +18,7 @@ FLAGS = {
     "output_dir": str(FOLDER / "out"),
     "ddp_backend": "ccl",
     "use_ipex": True,
-    "parallel_dropout": False,
+    "own_operators": False,
     "no_cuda": True,
     "bf16": True,
     "max_steps": 20,
@@ -60,12 +60,12 @@ def every_way():
     dist.barrier()
     for kind in (TrainingArguments, Seq2SeqTrainingArguments, OwnArguments):
         for arguments in filled(kind):
-            for name in ("ddp_backend", "use_ipex", "parallel_dropout", "no_cuda", "bf16", "max_steps", "ddp_timeout"):
+            for name in ("ddp_backend", "use_ipex", "own_operators", "no_cuda", "bf16", "max_steps", "ddp_timeout"):
                 assert getattr(arguments, name) == FLAGS[name], name
             assert arguments.use_cpu
             assert arguments.to_dict()["use_ipex"] is True
     default = TrainingArguments("out", report_to="none")
-    assert (default.use_ipex, default.parallel_dropout, hasattr(default, "extra")) == (False, True, False)
+    assert (default.use_ipex, default.own_operators, hasattr(default, "extra")) == (False, True, False)
 
     sys.argv = ["course.py", *as_words()]
     found = runpy.run_path(str(Path(__file__).with_name("course.py")), run_name="__main__")

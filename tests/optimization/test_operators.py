@@ -1,10 +1,12 @@
-"""Dropout on all threads: its masks, its gradients under every transform, and whose it is."""
+"""The operators: masks of dropout, gradients under every transform, and whose they are."""
 
 import copy
 import io
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from transformers import BertConfig, BertModel
 
 import cpudist
 from cpudist import compiler, job
-from cpudist.optimization import dropout, ipex, kernels
+from cpudist.optimization import ipex, kernels, operators
 
 pytestmark = pytest.mark.versions
 
@@ -30,9 +32,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 @pytest.fixture(autouse=True)
 def _faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators are used whatever this machine's threads measure."""
-    dropout._load()
-    monkeypatch.setattr(dropout, "_FASTER", float("inf"))
-    dropout._is_faster.cache_clear()
+    operators._load()
+    monkeypatch.setattr(operators, "_FASTER", float("inf"))
+    operators._faster.cache_clear()
 
 
 def drop(tensor: torch.Tensor, p: float = 0.25) -> Any:
@@ -185,7 +187,7 @@ def _attention() -> tuple[nn.Module, Any]:
 def test_a_model_gets_it_and_its_copies_and_no_other(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (model, inputs), (other, _) = made(), made()
     torchs = _seeded(lambda: model(*inputs))
-    assert dropout.divide(model)
+    assert operators.use(model)
     file = io.BytesIO()
     torch.save(model, file)
     saved = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
@@ -193,8 +195,8 @@ def test_a_model_gets_it_and_its_copies_and_no_other(made: Any, monkeypatch: pyt
         assert "aten::bernoulli_" not in _operators(lambda: divided(*inputs)), "neither of layers nor of attention"  # noqa: B023
     assert "cpudist::masked" not in _operators(lambda: other(*inputs))
     assert "cpudist::masked" not in _operators(lambda: model.eval()(*inputs))
-    dropout.restore(model.train())
-    monkeypatch.setattr(dropout, "_key", None)  # the saved model in a process that has not loaded the operators
+    operators.restore(model.train())
+    monkeypatch.setattr(operators, "_key", None)  # the saved model in a process that has not loaded the operators
     for again in (model, saved):
         repeated = _seeded(lambda: again(*inputs))  # noqa: B023
         torch.testing.assert_close(repeated, torchs, rtol=0, atol=0)
@@ -210,7 +212,7 @@ def test_transforms_of_attention() -> None:
 
     each = func.vmap(func.grad(loss), in_dims=(None, 0), randomness="different")
     wanted = _seeded(lambda: each(parameters, inputs.repeat(2, 1, 1, 1)))
-    dropout.divide(model)
+    operators.use(model)
     found = _seeded(lambda: each(parameters, inputs.repeat(2, 1, 1, 1)))
     for name, one in found.items():
         assert torch.equal(one, wanted[name])
@@ -222,7 +224,7 @@ def test_transforms_of_attention() -> None:
 
 def test_states_of_the_generator_and_recomputed_activations_repeat_masks() -> None:
     layers = nn.Sequential(nn.Linear(256, 256), nn.Dropout(0.3), nn.Linear(256, 256))
-    dropout.divide(layers)
+    operators.use(layers)
     inputs = torch.randn(256, 256)
     state = torch.get_rng_state()
     first = layers(inputs)
@@ -247,17 +249,17 @@ def test_optimize_and_its_second_thought(alone: None) -> None:
     torchs = _seeded(lambda: model(torch.ones(MANY)))
     drawn = []
     for parallel in (True, True, False):
-        cpudist.optimize(model, ipex=False, keep_memory=False, parallel_dropout=parallel)
+        cpudist.optimize(model, ipex=False, keep_memory=False, own_operators=parallel)
         drawn.append(torch.equal(torchs, _seeded(lambda: model(torch.ones(MANY)))))
         assert ("parallel dropout" in job.require().record.optimizations) is parallel
     assert drawn == [False, False, True]
 
 
 def test_slower_than_torchs_and_where_there_is_no_dropout_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not dropout.divide(nn.Sequential(nn.Linear(1, 1)))
-    monkeypatch.setattr(dropout, "_FASTER", 0)
+    assert not operators.use(nn.Sequential(nn.Linear(1, 1)))
+    monkeypatch.setattr(operators, "_FASTER", 0)
     model, state = nn.Sequential(nn.Dropout()), torch.get_rng_state()
-    assert not dropout.divide(model)
+    assert not operators.use(model)
     assert "forward" not in vars(model[0])
     assert torch.equal(state, torch.get_rng_state())
 
@@ -265,29 +267,32 @@ def test_slower_than_torchs_and_where_there_is_no_dropout_it_is_not_used(monkeyp
 def test_without_a_compiler_one_line_says_so(
     alone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: object, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    dropout._load.cache_clear()
+    operators._load.cache_clear()
     monkeypatch.setenv("CPUDIST_CACHE", str(tmp_path))
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     cpudist.optimize(nn.Dropout(), ipex=False, keep_memory=False)
     lines = capfd.readouterr().err.splitlines()
-    assert lines[0].startswith("cpudist: warning: the dropout kernel must be compiled once")
+    assert lines[0].startswith("cpudist: warning: the training operators must be compiled once")
     assert len(lines) == 2
-    assert job.require().record.optimizations == ["native", kernels.ONE_THREAD]
+    assert job.require().record.optimizations == ["native", kernels.TORCHS]
 
 
 @pytest.mark.skipif(ipex.missing() is None, reason="beside Intel's extension compiled models run eagerly")
 def test_a_compiled_model_draws_all_its_masks() -> None:
     model, (words,) = _bert("sdpa")
-    dropout.divide(model.train())
-    masks = []
+    operators.use(model.train())
+    drawn = []
 
     def count(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
-        masks.append(sum(node.target is torch.ops.cpudist.masked.default for node in graph.graph.nodes))
+        ours = ("masked", "attention_forward", "attention_backward")
+        names = [str(node.target).split(".")[1] for node in graph.graph.nodes if "cpudist" in str(node.target)]
+        drawn.append([names.count(name) for name in ours])
         return graph
 
     compiled = torch.compile(model, backend=aot_autograd(fw_compiler=count), fullgraph=True)
     compiled(words).last_hidden_state.sum().backward()
-    assert masks == [4, 4]  # in the forward and in the backward pass: one of embeddings, three of a layer
+    # In the forward and in the backward pass: one of the embeddings, three of a layer, of which one is attention's.
+    assert drawn == ([[3, 1, 0], [3, 0, 1]] if torch.ops.cpudist.has_kernels() else [[4, 0, 0], [4, 0, 0]])
 
 
 @pytest.mark.parametrize(
@@ -295,14 +300,14 @@ def test_a_compiled_model_draws_all_its_masks() -> None:
 )
 def test_compiled_attention_is_torchs(p: float, causal: bool, masked: bool, heads: int) -> None:
     """With the identity as values, attention returns its probabilities."""
-    query, key = torch.randn(2, 3, 2, 64, 16).unbind(0)
+    query, key = torch.randn(2, 3, 2, 64, 64).unbind(0)
     key, values = key[:, :heads].requires_grad_(), torch.eye(64).repeat(3, heads, 1, 1).requires_grad_()
     mask = (torch.rand(64, 64) < 0.5).index_fill(0, torch.tensor(5), False) if masked else None  # nothing in row 5
     attend = partial(nn.functional.scaled_dot_product_attention, enable_gqa=heads < 2, attn_mask=mask, is_causal=causal)
 
     @partial(torch.compile, backend="aot_eager", fullgraph=True)
     def compiled() -> torch.Tensor:
-        with dropout._TracedAttention():
+        with operators._TracedAttention():
             return attend(query, key, values, dropout_p=p)
 
     kept = _seeded(compiled)
@@ -318,12 +323,170 @@ def test_compiled_attention_is_torchs(p: float, causal: bool, masked: bool, head
     torch.testing.assert_close(found[1], shared if heads > 1 else shared.sum(1, keepdim=True))
 
 
+WITH_KERNELS = pytest.mark.skipif(
+    "avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="the kernels need AVX512_BF16"
+)
+
+
+def _by_definition(query: Any, key: Any, value: Any, mask: Any, causal: bool, kept: Any = 1) -> Any:
+    """Attention whose probabilities are multiplied by `kept`."""
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return torch._safe_softmax(scores, -1) * kept @ value
+
+
+def _drawn_attention(random: Random, dtype: torch.dtype) -> tuple[list[torch.Tensor], Any, bool]:
+    """Query, key and value of any shape and layout, a mask and whether attention is causal."""
+    batch, heads, shared = random.randint(1, 2), random.randint(1, 2), random.choice([1, 1, 3])
+    queries, size = (
+        random.choice([1, 33, 64, 100, random.randint(1, 600)]),
+        random.choice([1, 40, 64, random.randint(1, 130)]),
+    )
+    keys = queries if random.random() < 0.5 else random.randint(1, 1100)
+    tensors = []
+    for tokens, count in ((queries, heads * shared), (keys, heads), (keys, heads)):
+        packed = torch.randn(batch, tokens, random.choice([1, 3]), count, size) * random.choice([0.5, 1, 2])
+        tensors.append(packed.to(dtype)[:, :, -1].transpose(1, 2))
+    shape = batch, random.choice([1, heads * shared]), random.choice([1, queries]), keys
+    allowed = torch.rand(shape) < random.choice([0.02, 0.6])  # with the former, nothing is in some rows
+    added = torch.randn(shape).masked_fill(~allowed, random.choice([-torch.inf, torch.finfo(dtype).min]))
+    mask = random.choice([None, None, allowed, added.to(dtype)])
+    return tensors, mask, mask is None and random.random() < 0.5
+
+
+@WITH_KERNELS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_is_as_exact_as_torchs_and_has_one_mask_in_both_passes(dtype: torch.dtype) -> None:
+    """The oracle computes in float64, with the masks that `masked` draws."""
+    ratios: list[float] = []
+    for seed in range(100):
+        random = Random(seed)
+        torch.manual_seed(seed)
+        tensors, mask, causal = _drawn_attention(random, dtype)
+        options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": tensors[0].shape[1] != tensors[1].shape[1]}
+        gradient, p = torch.randn(tensors[0].shape).to(dtype), random.choice([0, 0.1, 0.5])
+        shape, keys = tensors[0].shape[:3], tensors[1].shape[2]
+        drawing = torch.ones(*shape, -(-keys // 64) * 64)
+        number = _seeded(lambda: torch.randint(2**63 - 1, ()))
+        kept = torch.ops.cpudist.masked(drawing, number, p)[..., :keys] if p else torch.ones(())
+
+        def derived(attend: Any, kind: torch.dtype = dtype) -> list[torch.Tensor]:
+            leaves = [tensor.detach().to(kind).requires_grad_() for tensor in tensors]  # noqa: B023
+            output = _seeded(lambda: attend(*leaves))
+            return [output.detach(), *torch.autograd.grad(output, leaves, gradient.to(kind))]  # noqa: B023
+
+        wide = mask if mask is None or mask.dtype is torch.bool else mask.double()
+        exact = derived(lambda *of: _by_definition(*of, wide, causal, kept.double()), torch.float64)  # noqa: B023
+        ours = derived(partial(torch.ops.cpudist.attention, dropout_p=p, **options))
+        plain = derived(lambda *of: _by_definition(*of, wide, causal), torch.float64)  # noqa: B023
+        torchs = derived(partial(nn.functional.scaled_dot_product_attention, **options))
+        for one, right, other, same in zip(ours, exact, torchs, plain, strict=True):
+            if right.norm() > 1e-5 * gradient.norm():
+                error, its = (one - right).norm() / right.norm(), (other - same).norm() / same.norm()
+                assert error < (0.03 if dtype is torch.bfloat16 else 3e-5)
+                ratios.append(float((error + 1e-9) / (its + 1e-9)))
+            else:
+                assert one.norm() <= 0.01 * gradient.norm()
+    assert np.exp(np.log(ratios).mean()) < (1.05 if dtype is torch.bfloat16 else 1.3)
+
+
+@WITH_KERNELS
+def test_attention_has_every_gradient_on_any_number_of_threads() -> None:
+    leaves = [torch.randn(2, 2, 70, 24, requires_grad=True) for _ in range(3)]
+    attend = partial(torch.ops.cpudist.attention, *leaves, dropout_p=0.3, is_causal=True)
+    outputs, before = [], torch.get_num_threads()
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        output = _seeded(attend)
+        outputs.append([output, *torch.autograd.grad(output, leaves, torch.ones_like(output))])
+    torch.set_num_threads(before)
+    for one, other in zip(*outputs, strict=True):
+        assert torch.equal(one, other)
+    output, directions = _seeded(attend), torch.randn(3, 2, 2, 70, 24)
+    found = torch.autograd.grad(output, leaves, directions, is_grads_batched=True, retain_graph=True)
+    rows = [torch.autograd.grad(output, leaves, direction, retain_graph=True) for direction in directions]
+    for one, *each in zip(found, *rows, strict=True):
+        torch.testing.assert_close(one, torch.stack(each))
+    twice = torch.autograd.grad(output, leaves, directions[0], create_graph=True)
+    second = torch.autograd.grad(sum(one.square().sum() for one in twice), leaves)
+    kept = torch.ops.cpudist.masked(torch.ones(2, 2, 70, 128), _seeded(lambda: torch.randint(2**63 - 1, ())), 0.3)
+    right = torch.autograd.grad(
+        _by_definition(*leaves, None, True, kept[..., :70]), leaves, directions[0], create_graph=True
+    )
+    wanted = torch.autograd.grad(sum(one.square().sum() for one in right), leaves)
+    for one, other in zip(second, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    hurt = leaves[0].detach().clone()
+    hurt[0, 0, 3, 0] = torch.nan
+    assert torch.ops.cpudist.attention(hurt, *leaves[1:])[0, 0, 3].isnan().all()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _seeded(attend).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_layers_have_torchs_gradients(dtype: torch.dtype, turned: bool) -> None:
+    outputs = operators._WIDE + 8
+    weight, bias = torch.randn((40, outputs) if turned else (outputs, 40), requires_grad=True), torch.randn(outputs)
+    tokens = torch.randn(3, 25, 40, requires_grad=True)
+    bias.requires_grad_()
+    gradient = torch.randn(3, 25, outputs).masked_fill(torch.rand(3, 25, 1) < 0.7, 0)
+    for leaves in ([tokens, weight, bias], [tokens, bias], [weight]):
+        for each in (tokens, weight, bias):
+            each.requires_grad_(any(each is leaf for leaf in leaves))
+        found = []
+        for compute in (
+            lambda: torch.ops.cpudist.linear(tokens, weight, bias, turned, True),
+            lambda: nn.functional.linear(tokens, weight.t() if turned else weight, bias),
+        ):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+                output = compute()
+            found.append([output, *torch.autograd.grad(output, leaves, gradient.to(dtype), retain_graph=True)])
+            (first, *_) = torch.autograd.grad(output, leaves, gradient.to(dtype), create_graph=True)
+            assert first.requires_grad is (len(leaves) == 3), "each depends on another one"
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(
+                one, other, rtol=0.02 if dtype is torch.bfloat16 else 1e-4, atol=1e-3 * other.abs().max().item()
+            )
+    matrix = torch.randn(100, 70).to(dtype)
+    assert torch.equal(torch.ops.cpudist.transposed(matrix), matrix.t())
+
+
+@pytest.mark.parametrize("labelled", [0.0, 0.2, 1.0])
+def test_cross_entropy_of_labelled_rows(labelled: float) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(16, operators._WIDE)
+
+        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = self.head(tokens)
+            return nn.functional.cross_entropy(logits, labels, label_smoothing=0.1), logits
+
+    model, tokens = Model(), torch.randn(60, 16)
+    labels = torch.randint(operators._WIDE, (60,)).masked_fill(torch.rand(60) > labelled, -100)
+    found = []
+    for use in (operators.restore, operators.use):
+        use(model)
+        loss, logits = model(tokens, labels)
+        loss.backward()
+        found.append([loss, logits, model.head.weight.grad, model.head.bias.grad])
+        model.zero_grad()
+    torch.testing.assert_close(*found, equal_nan=True)
+    names = _operators(lambda: model(tokens, labels))
+    assert ("aten::index_select" in names) is (labelled < 0.5)
+
+
 @pytest.mark.parametrize(
     ("backend", "randomness"), [("aot_eager", "same"), pytest.param("inductor", "different", marks=pytest.mark.job)]
 )
 def test_a_compiled_vmap_draws_as_it_says(backend: str, randomness: str) -> None:
     layer = nn.Dropout(0.5)
-    dropout.divide(layer)
+    operators.use(layer)
     leaf = torch.ones(2, MANY, requires_grad=True)
     compiled = torch.compile(func.vmap(layer, randomness=randomness), backend=backend)
     drawn = _seeded(lambda: compiled(leaf))

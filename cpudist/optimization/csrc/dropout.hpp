@@ -1,0 +1,43 @@
+// What operators with dropout share.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/DispatchKey.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "masks.hpp"
+
+namespace cpudist {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// While a thread includes this dispatch key, aten::dropout and aten::scaled_dot_product_attention have the kernels of
+// this library. Autocast replaces operators in the same way. torch reserves this key for other libraries.
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
+
+// Multiplies `input` by masks and by 1 / (1 - p), as csrc/dropout.cpp says.
+Tensor masked(const Tensor& input, const Tensor& seeds, double p);
+
+// Returns whether the kernels support a tensor, which may be a compiler's stand-in.
+bool is_supported(const Tensor& input);
+
+// Returns whether, besides, no transform of torch.func and no forward derivative is at work.
+bool is_plain(const Tensor& tensor);
+
+// Returns the tensor in the type in which autocast computes products.
+Tensor cast(const Tensor& tensor);
+
+// The next number of torch's generator.
+inline Tensor draw_seed() { return at::randint(std::numeric_limits<int64_t>::max(), {}, at::kLong); }
+
+inline Mask mask_of(int64_t seed, double p, float scale) {
+  const auto threshold = static_cast<uint32_t>(std::min(std::round((1 - p) * 0x1p32), 0x1p32 - 1));
+  return {static_cast<uint64_t>(seed), threshold, scale};
+}
+
+}  // namespace cpudist
