@@ -8,98 +8,84 @@
 #include <tuple>
 #include <vector>
 
-#include "dropout.hpp"
-#if defined(__x86_64__)
 #include "attention_kernels.hpp"
-#endif
+#include "dropout.hpp"
 
 namespace cpudist {
 
-#if defined(__x86_64__)
-template <typename Element>
-static Strided<const Element> reading(const Tensor& tensor) {
-  return {tensor.const_data_ptr<Element>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
-}
-template <typename Element>
-static Strided<Element> writing(const Tensor& tensor) {
-  return {tensor.mutable_data_ptr<Element>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)}};
-}
-
-static Attention describe(const Tensor& query, const Tensor& key, const OptionalTensor& mask, const Tensor& seed,
-                          double p, bool causal, double scale) {
-  Attention call{.heads = query.size(1),
-                 .key_heads = key.size(1),
-                 .queries = query.size(2),
-                 .keys = key.size(2),
-                 .size = query.size(3),
-                 .scale = static_cast<float>(scale),
-                 .causal = causal,
-                 .drops = p > 0,
-                 .dropout = {},
-                 .bias = {}};
-  if (call.drops) call.dropout = mask_of(seed.item<int64_t>(), p, static_cast<float>(1 / (1 - p)));
-  if (mask) {
-    const Tensor each = mask->expand({query.size(0), call.heads, call.queries, call.keys});
-    call.bias = {each.const_data_ptr(), each.scalar_type(), {}};
-    std::copy_n(each.strides().begin(), 4, call.bias.strides);
-  }
-  return call;
+// Returns what is added to scores, of the shape of the scores.
+static Tensor added(const Tensor& mask, at::IntArrayRef shape) {
+  auto whole_rows = mask.sizes().vec();
+  whole_rows.back() = shape.back();
+  const bool boolean = mask.scalar_type() == at::kBool;
+  const Tensor values = boolean ? at::zeros(mask.sizes()).masked_fill_(mask.logical_not(), -kInfinity) : mask;
+  return values.expand(whole_rows).to(at::kFloat).contiguous().expand(shape);
 }
 
 // Divides the heads of all examples over torch's threads.
-template <typename Kernel>
-static void run(const Kernel& kernel, const Attention& call, int64_t batch, int64_t heads) {
-  at::parallel_for(0, batch * heads, 1, [&](int64_t from, int64_t to) {
-    const Tensor memory = at::empty({Kernel::scratch(call)}, at::kByte);
-    for (int64_t i = from; i < to; ++i) kernel.run(call, i / heads, i % heads, Scratch(memory.mutable_data_ptr()));
+template <typename Element>
+static void run(decltype(forward<Element>) pass, const Operands<Element>& of, const Tensor& query, const Tensor& key,
+                const OptionalTensor& mask, const Tensor& seed, double p, bool causal, double scale) {
+  const int64_t heads = query.size(1);
+  Attention call{
+      heads, key.size(1), query.size(2), key.size(2), query.size(3), static_cast<float>(scale), causal, p > 0, {}, {}};
+  if (call.drops) call.dropout = mask_of(seed.item<int64_t>(), p, static_cast<float>(1 / (1 - p)));
+  const Tensor bias = mask ? added(*mask, {query.size(0), heads, call.queries, call.keys}) : Tensor();
+  if (mask) call.bias = Strided<float>(bias);
+  at::parallel_for(0, query.size(0) * heads, 1, [&](int64_t from, int64_t to) {
+    const Tensor memory = at::empty({scratch_size(call)}, at::kByte);
+    for (int64_t i = from; i < to; ++i) pass(call, of, i / heads, i % heads, Scratch(memory.mutable_data_ptr()));
     at::native::cpublas::brgemm_release();
   });
 }
-#endif
 
 // Tokens come before heads, as models want outputs and gradients.
-static Tensor like(const Tensor& tensor) {
-  return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
+static Tensor like(const Tensor& tensor, int64_t heads) {
+  return at::empty({tensor.size(0), tensor.size(2), heads, tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
 
-static std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                          const OptionalTensor& mask, const Tensor& seed, double p, bool causal,
-                                          double scale) {
-  Tensor output = like(query);
+static std::tuple<Tensor, Tensor> attention_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                    const OptionalTensor& mask, const Tensor& seed, double p,
+                                                    bool causal, double scale) {
+  Tensor output = like(query, query.size(1));
   Tensor rows = at::empty({query.size(0), query.size(1), query.size(2), 2}, query.options().dtype(at::kFloat));
-#if defined(__x86_64__)
-  if (!query.is_meta()) {
-    const Attention call = describe(query, key, mask, seed, p, causal, scale);
-    const auto compute = [&]<typename Element>(Element) {
-      const Forward<Element> kernel{reading<Element>(query), reading<Element>(key), reading<Element>(value),
-                                    writing<Element>(output), static_cast<Row*>(rows.mutable_data_ptr())};
-      run(kernel, call, query.size(0), call.heads);
-    };
-    query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
-  }
-#endif
+  const auto compute = [&]<typename Element>(Element) {
+    using Tokens = Strided<Element>;
+    const Operands<Element> of{.query = Tokens(query),
+                               .key = Tokens(key),
+                               .value = Tokens(value),
+                               .output = Tokens(output),
+                               .gradient = {},
+                               .of_query = {},
+                               .of_key = {},
+                               .of_value = {},
+                               .rows = static_cast<Row*>(rows.mutable_data_ptr())};
+    run<Element>(forward<Element>, of, query, key, mask, seed, p, causal, scale);
+  };
+  if (query.is_meta()) return {output, rows};  // a compiler asks for the shape
+  query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
   return {output, rows};
 }
 
-static std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& gradient, const Tensor& query, const Tensor& key,
-                                                   const Tensor& value, const OptionalTensor& mask, const Tensor& seed,
-                                                   const Tensor& output, const Tensor& rows, double p, bool causal,
-                                                   double scale) {
-  Tensor of_query = like(query), of_key = like(key), of_value = like(value);
-#if defined(__x86_64__)
-  if (!query.is_meta()) {
-    const Attention call = describe(query, key, mask, seed, p, causal, scale);
-    const auto compute = [&]<typename Element>(Element) {
-      const Backward<Element> kernel{
-          reading<Element>(query),  reading<Element>(key),      reading<Element>(value),
-          reading<Element>(output), reading<Element>(gradient), writing<Element>(of_query),
-          writing<Element>(of_key), writing<Element>(of_value), static_cast<const Row*>(rows.const_data_ptr())};
-      run(kernel, call, query.size(0), call.key_heads);
-    };
-    query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
-  }
-#endif
-  return {of_query, of_key, of_value};
+static std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& gradient, const Tensor& query,
+                                                             const Tensor& key, const Tensor& value,
+                                                             const OptionalTensor& mask, const Tensor& seed,
+                                                             const Tensor& output, const Tensor& rows, double p,
+                                                             bool causal, double scale) {
+  const int64_t heads = query.size(1), key_heads = key.size(1);
+  Tensor of_query = like(query, heads), of_key = like(key, heads), of_value = like(value, heads);
+  const auto compute = [&]<typename Element>(Element) {
+    using Tokens = Strided<Element>;
+    const Operands<Element> of{Tokens(query),  Tokens(key),      Tokens(value),
+                               Tokens(output), Tokens(gradient), Tokens(of_query),
+                               Tokens(of_key), Tokens(of_value), static_cast<Row*>(rows.data_ptr())};
+    run<Element>(backward<Element>, of, query, key, mask, seed, p, causal, scale);
+  };
+  if (!query.is_meta()) query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
+  const auto sum_shared = [&](const Tensor& each) {
+    return heads == key_heads ? each : each.unflatten(1, {key_heads, heads / key_heads}).sum(2);
+  };
+  return {of_query, sum_shared(of_key), sum_shared(of_value)};
 }
 
 // The gradients by operators of torch, which have gradients themselves and work in vmap.
@@ -127,21 +113,23 @@ static std::vector<Tensor> differentiable_backward(const Tensor& gradient, const
           sum_shared((whole * kept).mT().matmul(g))};
 }
 
+template <typename Operation>
+static auto operation(const char* name, Operation) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<std::remove_pointer_t<Operation>>();
+}
+
 struct OnePass : torch::autograd::Function<OnePass> {
-  static std::vector<Tensor> forward(torch::autograd::AutogradContext* context, const Tensor& query, const Tensor& key,
-                                     const Tensor& value, const OptionalTensor& mask, const Tensor& seed, double p,
-                                     bool causal, double scale) {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& query, const Tensor& key,
+                        const Tensor& value, const OptionalTensor& mask, const Tensor& seed, double p, bool causal,
+                        double scale) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    static const auto operation = c10::Dispatcher::singleton()
-                                      .findSchemaOrThrow("cpudist::attention_forward", "")
-                                      .typed<decltype(cpudist::forward)>();
-    const auto [output, rows] = operation.call(query, key, value, mask, seed, p, causal, scale);
+    static const auto pass = operation("cpudist::attention_forward", attention_forward);
+    const auto [output, rows] = pass.call(query, key, value, mask, seed, p, causal, scale);
     context->save_for_backward({query, key, value, mask.value_or(Tensor()), seed, output, rows});
     context->saved_data["p"] = p;
     context->saved_data["causal"] = causal;
     context->saved_data["scale"] = scale;
-    context->mark_non_differentiable({rows});
-    return {output, rows};
+    return output;
   }
 
   static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, std::vector<Tensor> gradients) {
@@ -149,35 +137,20 @@ struct OnePass : torch::autograd::Function<OnePass> {
     const Tensor &query = saved[0], &key = saved[1], &value = saved[2], &mask = saved[3], &seed = saved[4];
     const double p = context->saved_data["p"].toDouble(), scale = context->saved_data["scale"].toDouble();
     const bool causal = context->saved_data["causal"].toBool();
+    std::vector<Tensor> found;
     if (at::GradMode::is_enabled() || at::functorch::isBatchedTensor(gradients[0])) {
-      auto found = differentiable_backward(gradients[0], query, key, value, mask, seed, p, causal, scale);
-      found.resize(8);
-      return found;
+      found = differentiable_backward(gradients[0], query, key, value, mask, seed, p, causal, scale);
+    } else {
+      static const auto pass = operation("cpudist::attention_backward", attention_backward);
+      const OptionalTensor given = mask.defined() ? OptionalTensor(mask) : std::nullopt;
+      const auto [of_query, of_key, of_value] =
+          pass.call(gradients[0], query, key, value, given, seed, saved[5], saved[6], p, causal, scale);
+      found = {of_query, of_key, of_value};
     }
-    static const auto operation = c10::Dispatcher::singleton()
-                                      .findSchemaOrThrow("cpudist::attention_backward", "")
-                                      .typed<decltype(cpudist::backward)>();
-    const auto found =
-        operation.call(gradients[0], query, key, value, mask.defined() ? OptionalTensor(mask) : std::nullopt, seed,
-                       saved[5], saved[6], p, causal, scale);
-    return {std::get<0>(found), std::get<1>(found), std::get<2>(found), {}, {}, {}, {}, {}};
+    found.resize(8);
+    return found;
   }
 };
-
-static std::tuple<Tensor, Tensor> forward_with_gradient(const Tensor& query, const Tensor& key, const Tensor& value,
-                                                        const OptionalTensor& mask, const Tensor& seed, double p,
-                                                        bool causal, double scale) {
-  const auto found = OnePass::apply(query, key, value, mask, seed, p, causal, scale);
-  return {found[0], found[1]};
-}
-
-static bool has_kernels() {
-#if defined(__x86_64__)
-  return has_avx512() && at::globalContext().userEnabledMkldnn();
-#else
-  return false;
-#endif
-}
 
 // Returns whether the kernels support a call. All others are torch's.
 static bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, double p,
@@ -198,54 +171,33 @@ static bool fits(const Tensor& query, const Tensor& key, const Tensor& value, co
          at::is_expandable_to(mask->sizes(), shape);
 }
 
-// torch's attention in modules that the optimizer has changed.
+// torch's attention in modules that use the operators.
 static Tensor attention(c10::DispatchKeySet keys, const Tensor& query, const Tensor& key, const Tensor& value,
                         const OptionalTensor& mask, double p, bool causal, std::optional<double> scale, bool gqa) {
   const Tensor q = cast(query), k = cast(key), v = cast(value);
   const OptionalTensor m = mask ? OptionalTensor(cast(*mask)) : std::nullopt;
   if (!fits(q, k, v, m, p, causal, gqa)) {
+    using Torchs = at::_ops::scaled_dot_product_attention;
     const c10::DispatchKeySet torchs(c10::DispatchKeySet::FULL_AFTER, kKey);
-    return at::_ops::scaled_dot_product_attention::redispatch(keys & torchs, query, key, value, mask, p, causal, scale,
-                                                              gqa);
+    return Torchs::redispatch(keys & torchs, query, key, value, mask, p, causal, scale, gqa);
   }
   const c10::impl::ExcludeDispatchKeyGuard torchs(kKey);
   const Tensor seed = p > 0 ? draw_seed() : at::empty({0}, at::kLong);
-  static const auto operation =
-      c10::Dispatcher::singleton().findSchemaOrThrow("cpudist::attention_forward", "").typed<decltype(forward)>();
-  return std::get<0>(
-      operation.call(q, k, v, m, seed, p, causal, scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))))));
-}
-
-// The same outside such modules. Compilers trace this operator, because they cannot trace the guard.
-static Tensor traced_attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
-                               double p, bool causal, std::optional<double> scale, bool gqa) {
-  const c10::impl::IncludeDispatchKeyGuard ours(kKey);
-  return at::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, gqa);
+  return OnePass::apply(q, k, v, m, seed, p, causal, scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3)))));
 }
 
 TORCH_LIBRARY_FRAGMENT(cpudist, library) {
-  library.def("has_kernels() -> bool", has_kernels);
-  library.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
-      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
-      traced_attention);
   library.def(
       "attention_forward(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor seed, float p, bool causal, "
       "float scale) -> (Tensor, Tensor)");
   library.def(
       "attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor seed, "
       "Tensor output, Tensor rows, float p, bool causal, float scale) -> (Tensor, Tensor, Tensor)");
+  for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::Meta}) {
+    library.impl("attention_forward", torch::dispatch(key, attention_forward));
+    library.impl("attention_backward", torch::dispatch(key, attention_backward));
+  }
 }
-
-TORCH_LIBRARY_IMPL(cpudist, CPU, library) {
-  library.impl("attention_forward", forward);
-  library.impl("attention_backward", backward);
-}
-TORCH_LIBRARY_IMPL(cpudist, Meta, library) {
-  library.impl("attention_forward", forward);
-  library.impl("attention_backward", backward);
-}
-TORCH_LIBRARY_IMPL(cpudist, Autograd, library) { library.impl("attention_forward", forward_with_gradient); }
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) { library.impl("scaled_dot_product_attention", attention); }
 
 }  // namespace cpudist

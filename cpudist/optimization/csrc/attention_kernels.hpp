@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
 
 #include "masks.hpp"
 #include "matrices.hpp"
@@ -20,29 +19,20 @@ constexpr int64_t kQueries = 64;  // rows of a block of scores
 constexpr int64_t kKeys = 512;    // its most columns
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The additive or boolean mask of attention, expanded to [batch, heads, queries, keys]; data is null without one.
-struct Bias {
-  const void* data = nullptr;
-  at::ScalarType type = at::kFloat;
-  int64_t strides[4] = {};
-};
-
 // What all heads of a call have in common.
 struct Attention {
   int64_t heads, key_heads, queries, keys, size;
   float scale;
   bool causal, drops;
   Mask dropout;
-  Bias bias;
+  Strided<float> bias;  // added to scores, [batch, heads, queries, keys]; its data is null where there is none
 
   int64_t width() const { return padded(size); }
   // Keys that a block of queries sees.
   int64_t seen(int64_t query, int64_t count) const { return causal ? std::min(keys, query + count) : keys; }
-  // Philox group of the first key of a query, as if the masks of all queries were one tensor (csrc/masks.hpp).
-  uint64_t group(int64_t batch, int64_t head, int64_t query) const {
-    const auto groups = (keys + static_cast<int64_t>(kGroup) - 1) / static_cast<int64_t>(kGroup);
-    return static_cast<uint64_t>(((batch * heads + head) * queries + query) * groups);
-  }
+  int64_t row(int64_t batch, int64_t head, int64_t query) const { return (batch * heads + head) * queries + query; }
+  // Philox groups of a query: masks of all queries are drawn as if they were one tensor (masks.hpp).
+  int64_t groups() const { return (keys + kGroup - 1) / kGroup; }
 };
 
 // c [m][n] = a [m][k] * b [k][n], or added to c. The rows of a bfloat16 b are paired (matrices.hpp).
@@ -55,27 +45,6 @@ inline void product(int64_t m, int64_t n, int64_t k, const float* a, const float
   at::native::cpublas::brgemm(m, n, k, k, ldb, ldc, add, a, b, c, false);
 }
 
-template <typename Element>
-CPUDIST_AVX512 inline void add(float* row, const Element* bias, int64_t stride, int64_t count) {
-  for (int64_t j = 0; j < count; ++j) {
-    if constexpr (std::is_same_v<Element, bool>) {
-      row[j] = bias[j * stride] ? row[j] : -kInfinity;
-    } else {
-      row[j] += static_cast<float>(bias[j * stride]);
-    }
-  }
-}
-
-template <typename Element>
-CPUDIST_AVX512 inline void add(float* row, const Bias& bias, int64_t offset, int64_t count) {
-  const auto* from = static_cast<const Element*>(bias.data) + offset;
-  if (bias.strides[3] == 1) {
-    add(row, from, 1, count);  // vectors
-  } else {
-    add(row, from, bias.strides[3], count);
-  }
-}
-
 // Makes scores of a row of products: the scale, the mask, and no key after the last one that the query sees. Returns their
 // maximum.
 CPUDIST_AVX512 inline float finish_scores(const Attention& call, float* row, int64_t batch, int64_t head, int64_t query,
@@ -83,17 +52,9 @@ CPUDIST_AVX512 inline float finish_scores(const Attention& call, float* row, int
   const int64_t seen = std::clamp<int64_t>(call.seen(query, 1) - key, 0, count);
   for (int64_t j = 0; j < seen; ++j) row[j] *= call.scale;
   std::fill(row + seen, row + count, -kInfinity);
-  if (const Bias& bias = call.bias; bias.data) {
-    const int64_t at[] = {batch, head, query, key};
-    int64_t offset = 0;
-    for (int i = 0; i < 4; ++i) offset += at[i] * bias.strides[i];
-    if (bias.type == at::kBool) {
-      add<bool>(row, bias, offset, seen);
-    } else if (bias.type == at::kFloat) {
-      add<float>(row, bias, offset, seen);
-    } else {
-      add<at::BFloat16>(row, bias, offset, seen);
-    }
+  if (call.bias.data) {
+    const float* bias = call.bias.row(batch, head, query) + key;
+    for (int64_t j = 0; j < seen; ++j) row[j] += bias[j];
   }
   __m512 most = _mm512_set1_ps(-kInfinity);
   for (int64_t j = 0; j < count; j += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(row + j));
@@ -150,22 +111,21 @@ struct Row {
   float maximum, inverse;
 };
 
+// The tensors of a call, [batch, heads, tokens, size]. The gradients of keys and values are those of each query's head.
 template <typename Element>
-struct Forward {
-  Strided<const Element> query, key, value;
-  Strided<Element> output;
+struct Operands {
+  Strided<Element> query, key, value, output, gradient, of_query, of_key, of_value;
   Row* rows;  // [batch, heads, queries]
-
-  static int64_t scratch(const Attention& call) {
-    const int64_t width = call.width(), keys = padded(call.keys);
-    return sizeof(Element) * (3 * keys * width + kQueries * (width + kKeys)) +
-           sizeof(float) * kQueries * (kKeys + width) + 8 * Scratch::kAlignment;
-  }
-  void run(const Attention& call, int64_t batch, int64_t head, Scratch memory) const;
 };
 
+// Bytes that a pass over a head needs at most.
+inline int64_t scratch_size(const Attention& call) {
+  return sizeof(float) * ((8 * padded(call.keys) + 8 * kQueries + kKeys) * call.width() + 6 * kQueries * kKeys);
+}
+
 template <typename Element>
-CPUDIST_AVX512 void Forward<Element>::run(const Attention& call, int64_t batch, int64_t head, Scratch memory) const {
+CPUDIST_AVX512 void forward(const Attention& call, const Operands<Element>& of, int64_t batch, int64_t head,
+                            Scratch memory) {
   const int64_t width = call.width(), keys = padded(call.keys), key_head = head * call.key_heads / call.heads;
   auto* gathered = memory.take<Element>(keys * width);
   auto* transposed_keys = memory.take<Element>(keys * width);  // each block of keys is a matrix of its own
@@ -174,14 +134,14 @@ CPUDIST_AVX512 void Forward<Element>::run(const Attention& call, int64_t batch, 
   auto* weights = memory.take<Element>(kQueries * kKeys);
   auto* scores = memory.take<float>(kQueries * kKeys);
   auto* sums = memory.take<float>(kQueries * width);
-  gather(key, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.key, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
   transpose_blocks(gathered, keys, width, kKeys, transposed_keys);
-  gather(value, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.value, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
   pair_rows(gathered, keys, width, values);
   const float up = call.drops ? call.dropout.scale : 1;
   for (int64_t first = 0; first < call.queries; first += kQueries) {
     const int64_t count = std::min(kQueries, call.queries - first), m = padded(count);
-    gather(query, batch, head, first, count, call.size, queries, m, width);
+    gather(of.query, batch, head, first, count, call.size, queries, m, width);
     Row found[kQueries];  // with the sum instead of its inverse
     std::fill(found, found + count, Row{-kInfinity, 0});
     const int64_t seen = padded(call.seen(first, count));
@@ -193,7 +153,7 @@ CPUDIST_AVX512 void Forward<Element>::run(const Attention& call, int64_t batch, 
         const float most = std::max(found[r].maximum, finish_scores(call, row, batch, head, first + r, at, n));
         const float base = most == -kInfinity ? 0 : most;
         const float earlier = at ? std::exp(found[r].maximum - base) : 0;
-        const uint64_t group = call.group(batch, head, first + r) + at / kGroup;
+        const uint64_t group = call.row(batch, head, first + r) * call.groups() + at / kGroup;
         found[r] = {most, earlier * found[r].inverse + exponentials(call, row, base, group, weights + r * n, n)};
         for (int64_t d = 0; at && d < width; ++d) sums[r * width + d] *= earlier;
       }
@@ -201,28 +161,12 @@ CPUDIST_AVX512 void Forward<Element>::run(const Attention& call, int64_t batch, 
       product(m, width, n, weights, values + at * width, width, sums, width, at > 0);
     }
     for (int64_t r = 0; r < count; ++r) {
-      Row& row = rows[(batch * call.heads + head) * call.queries + first + r];
+      Row& row = of.rows[call.row(batch, head, first + r)];
       row = {found[r].maximum == -kInfinity ? 0 : found[r].maximum, found[r].inverse == 0 ? 0 : 1 / found[r].inverse};
-      store_row(output.row(batch, head, first + r), sums + r * width, row.inverse * up, call.size);
+      store_row(of.output.row(batch, head, first + r), sums + r * width, row.inverse * up, call.size);
     }
   }
 }
-
-template <typename Element>
-struct Backward {
-  Strided<const Element> query, key, value, output, gradient;
-  Strided<Element> of_query, of_key, of_value;
-  const Row* rows;
-
-  static int64_t scratch(const Attention& call) {
-    const int64_t width = call.width(), keys = padded(call.keys);
-    return sizeof(Element) * (4 * keys * width + 6 * kQueries * width + 3 * kQueries * kKeys) +
-           sizeof(float) * (2 * keys * width + kQueries * (width + 2 * kKeys) + kKeys * width + kQueries) +
-           20 * Scratch::kAlignment;
-  }
-  // Computes the gradients of a head of keys and of the heads of queries that share it.
-  void run(const Attention& call, int64_t batch, int64_t key_head, Scratch memory) const;
-};
 
 // The factors of the gradients' products, made of a block of scores and of products of gradients and values: the
 // probabilities that are kept, and the gradients of the scores.
@@ -250,18 +194,18 @@ CPUDIST_AVX512 inline void differentiate(const Attention& call, uint64_t group, 
 }
 
 template <typename Element>
-CPUDIST_AVX512 void Backward<Element>::run(const Attention& call, int64_t batch, int64_t key_head,
-                                           Scratch memory) const {
-  const int64_t width = call.width(), keys = padded(call.keys), shared = call.heads / call.key_heads;
+CPUDIST_AVX512 void backward(const Attention& call, const Operands<Element>& of, int64_t batch, int64_t head,
+                             Scratch memory) {
+  const int64_t width = call.width(), keys = padded(call.keys), key_head = head * call.key_heads / call.heads;
   auto* gathered = memory.take<Element>(std::max(keys, kQueries) * width);
   auto* transposed_keys = memory.take<Element>(keys * width);
   auto* paired_keys = memory.take<Element>(keys * width);
   auto* transposed_values = memory.take<Element>(keys * width);
   auto* key_sums = memory.take<float>(keys * width);  // each block of keys is a transposed matrix of its own
   auto* value_sums = memory.take<float>(keys * width);
-  gather(value, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.value, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
   transpose_blocks(gathered, keys, width, kKeys, transposed_values);
-  gather(key, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.key, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
   transpose_blocks(gathered, keys, width, kKeys, transposed_keys);
   pair_rows(gathered, keys, width, paired_keys);
   std::fill(key_sums, key_sums + keys * width, 0.0f);
@@ -279,44 +223,42 @@ CPUDIST_AVX512 void Backward<Element>::run(const Attention& call, int64_t batch,
   auto* products = memory.take<float>(kQueries * kKeys);
   auto* query_sums = memory.take<float>(kQueries * width);
   auto* tokens = memory.take<float>(kKeys * width);
-  for (int64_t head = key_head * shared; head < (key_head + 1) * shared; ++head) {
-    for (int64_t first = 0; first < call.queries; first += kQueries) {
-      const int64_t count = std::min(kQueries, call.queries - first), m = padded(count);
-      gather(query, batch, head, first, count, call.size, queries, m, width);
-      gather(gradient, batch, head, first, count, call.size, gradients, m, width);
-      gather(output, batch, head, first, count, call.size, outputs, m, width);
-      pair_rows(queries, m, width, gathered);
-      transpose_paired(gathered, m, width, transposed_queries);
-      pair_rows(gradients, m, width, gathered);
-      transpose_paired(gathered, m, width, transposed_gradients);
-      float delta[kQueries];
-      Row found[kQueries] = {};  // padding has no part in anything
-      std::copy_n(rows + (batch * call.heads + head) * call.queries + first, count, found);
-      for (int64_t r = 0; r < m; ++r) delta[r] = dot(gradients + r * width, outputs + r * width, width);
-      const int64_t seen = padded(call.seen(first, count));
-      for (int64_t at = 0; at < seen; at += kKeys) {
-        const int64_t n = std::min(kKeys, seen - at), block = std::min(kKeys, keys - at), offset = at * width;
-        product(m, n, width, queries, transposed_keys + offset, block, scores, kKeys, false);
-        product(m, n, width, gradients, transposed_values + offset, block, products, kKeys, false);
-        for (int64_t r = 0; r < m; r += 2) {
-          for (int64_t i = r; i < r + 2; ++i) {
-            finish_scores(call, scores + i * kKeys, batch, head, std::min(first + i, call.queries - 1), at, n);
-          }
-          const uint64_t group = call.group(batch, head, first + r) + at / kGroup;
-          differentiate(call, group, group + call.group(0, 0, 1), scores + r * kKeys, products + r * kKeys, found + r,
-                        delta + r, n, kept + r * n, changes + r * n, paired_changes + r * n);
+  for (int64_t first = 0; first < call.queries; first += kQueries) {
+    const int64_t count = std::min(kQueries, call.queries - first), m = padded(count);
+    gather(of.query, batch, head, first, count, call.size, queries, m, width);
+    gather(of.gradient, batch, head, first, count, call.size, gradients, m, width);
+    gather(of.output, batch, head, first, count, call.size, outputs, m, width);
+    pair_rows(queries, m, width, gathered);
+    transpose_paired(gathered, m, width, transposed_queries);
+    pair_rows(gradients, m, width, gathered);
+    transpose_paired(gathered, m, width, transposed_gradients);
+    float delta[kQueries];
+    Row found[kQueries] = {};  // padding has no part in anything
+    std::copy_n(of.rows + call.row(batch, head, first), count, found);
+    for (int64_t r = 0; r < m; ++r) delta[r] = dot(gradients + r * width, outputs + r * width, width);
+    const int64_t seen = padded(call.seen(first, count));
+    for (int64_t at = 0; at < seen; at += kKeys) {
+      const int64_t n = std::min(kKeys, seen - at), block = std::min(kKeys, keys - at), offset = at * width;
+      product(m, n, width, queries, transposed_keys + offset, block, scores, kKeys, false);
+      product(m, n, width, gradients, transposed_values + offset, block, products, kKeys, false);
+      for (int64_t r = 0; r < m; r += 2) {
+        for (int64_t i = r; i < r + 2; ++i) {
+          finish_scores(call, scores + i * kKeys, batch, head, std::min(first + i, call.queries - 1), at, n);
         }
-        product(width, n, m, transposed_gradients, kept, n, value_sums + offset, block, true);
-        product(width, n, m, transposed_queries, paired_changes, n, key_sums + offset, block, true);
-        product(m, width, n, changes, paired_keys + offset, width, query_sums, width, at > 0);
+        const uint64_t group = call.row(batch, head, first + r) * call.groups() + at / kGroup;
+        differentiate(call, group, group + call.groups(), scores + r * kKeys, products + r * kKeys, found + r,
+                      delta + r, n, kept + r * n, changes + r * n, paired_changes + r * n);
       }
-      for (int64_t r = 0; r < count; ++r) {
-        store_row(of_query.row(batch, head, first + r), query_sums + r * width, call.scale, call.size);
-      }
+      product(width, n, m, transposed_gradients, kept, n, value_sums + offset, block, true);
+      product(width, n, m, transposed_queries, paired_changes, n, key_sums + offset, block, true);
+      product(m, width, n, changes, paired_keys + offset, width, query_sums, width, at > 0);
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      store_row(of.of_query.row(batch, head, first + r), query_sums + r * width, call.scale, call.size);
     }
   }
-  store_transposed(value_sums, keys, width, kKeys, 1, batch, key_head, call.keys, call.size, of_value, tokens);
-  store_transposed(key_sums, keys, width, kKeys, call.scale, batch, key_head, call.keys, call.size, of_key, tokens);
+  store_transposed(value_sums, keys, width, kKeys, 1, batch, head, call.keys, call.size, of.of_value, tokens);
+  store_transposed(key_sums, keys, width, kKeys, call.scale, batch, head, call.keys, call.size, of.of_key, tokens);
 }
 
 }  // namespace cpudist

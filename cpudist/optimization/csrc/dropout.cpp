@@ -120,9 +120,29 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   return masked(input.permute(order), seed, p).permute(inverse);
 }
 
+bool has_kernels() {
+#if defined(__x86_64__)
+  return has_avx512() && at::globalContext().userEnabledMkldnn();
+#else
+  return false;
+#endif
+}
+
+// torch's attention with the operators of this library. Compilers trace this one, because they cannot trace the guard.
+Tensor traced_attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
+                        double p, bool causal, std::optional<double> scale, bool gqa) {
+  const c10::impl::IncludeDispatchKeyGuard ours(kKey);
+  return at::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, gqa);
+}
+
 TORCH_LIBRARY(cpudist, library) {
   library.def("dispatch_key() -> int", [] { return static_cast<int64_t>(kKey); });
+  library.def("has_kernels() -> bool", has_kernels);
   library.def("dropout(Tensor input, float p, bool train) -> Tensor", dropout);
+  library.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
+      traced_attention);
   library.def("masked(Tensor input, Tensor seeds, float p) -> Tensor");
 }
 

@@ -29,6 +29,9 @@ bool is_supported(const Tensor& input);
 // Returns whether, besides, no transform of torch.func and no forward derivative is at work.
 bool is_plain(const Tensor& tensor);
 
+// Returns whether the kernels for AVX-512 and oneDNN's products may be used.
+bool has_kernels();
+
 // Returns the tensor in the type in which autocast computes products.
 Tensor cast(const Tensor& tensor);
 

@@ -66,33 +66,23 @@ static Tensor used_rows(const Tensor& matrix) {
   return used.nonzero().squeeze(1);
 }
 
-// The weight is [outputs, inputs] as in torch.nn.Linear, or `turned`, as in Hugging Face's Conv1D.
-static Tensor torchs_linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool turned) {
-  if (!turned) return at::linear(input, weight, bias);
-  auto shape = input.sizes().vec();
-  shape.back() = weight.size(1);
-  return at::addmm(*bias, input.view({-1, input.size(-1)}), weight).view(shape);
-}
-
 struct Linear : torch::autograd::Function<Linear> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input, const Tensor& weight,
                         const OptionalTensor& bias, bool turned, bool copies) {
     context->save_for_backward({weight.requires_grad() ? input : Tensor(), input.requires_grad() ? weight : Tensor()});
     context->saved_data["turned"] = turned;
     context->saved_data["copies"] = copies;
-    context->saved_data["inputs"] = weight.size(turned ? 0 : 1);
     const at::AutoDispatchBelowADInplaceOrView below;
-    return torchs_linear(input, weight, bias, turned);
+    return at::linear(input, weight, bias);
   }
 
   static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, std::vector<Tensor> gradients) {
     const auto saved = context->get_saved_variables();
-    const bool turned = context->saved_data["turned"].toBool();
-    const int64_t inputs = context->saved_data["inputs"].toInt(), outputs = gradients[0].size(-1);
+    const int64_t outputs = gradients[0].size(-1);
     // Only torch's operators have gradients themselves, and work in vmap.
     const bool torchs = at::GradMode::is_enabled() || at::functorch::isBatchedTensor(gradients[0]);
     Tensor gradient = gradients[0].reshape({-1, outputs}), input = saved[0], rows, of_input, of_weight, of_bias;
-    if (input.defined()) input = input.reshape({-1, inputs});
+    if (input.defined()) input = input.reshape({-1, input.size(-1)});
     const int64_t tokens = gradient.size(0);
     if (!torchs && outputs >= kWide) {
       gradient = gradient.contiguous();
@@ -105,32 +95,36 @@ struct Linear : torch::autograd::Function<Linear> {
       }
     }
     if (context->needs_input_grad(0)) {
-      of_input = gradient.mm(turned ? saved[1].t() : saved[1]);
-      if (rows.defined()) of_input = at::zeros({tokens, inputs}, of_input.options()).index_copy_(0, rows, of_input);
+      of_input = gradient.mm(saved[1]);
       auto shape = gradients[0].sizes().vec();
-      shape.back() = inputs;
+      shape.back() = saved[1].size(1);
+      if (rows.defined())
+        of_input = at::zeros({tokens, shape.back()}, of_input.options()).index_copy_(0, rows, of_input);
       of_input = of_input.reshape(shape);
     }
     if (context->needs_input_grad(1)) {
       const auto first = [&](const Tensor& factor) {
         return !torchs && context->saved_data["copies"].toBool() ? transposed(factor) : factor.t();
       };
-      of_weight = turned ? first(input).mm(gradient) : first(gradient).mm(input);
+      // The gradient has the layout of the parameter.
+      const bool turned = context->saved_data["turned"].toBool();
+      of_weight = turned ? first(input).mm(gradient).t() : first(gradient).mm(input);
     }
     if (context->needs_input_grad(2)) of_bias = gradient.sum(0);
     return {of_input, of_weight, of_bias, {}, {}};
   }
 };
 
-// A linear layer of a model that the optimizer has changed; `copies` where a copy of the transposed factor pays.
+// A linear layer. The weight is [outputs, inputs], or `turned` as in Hugging Face's Conv1D; `copies` where a copy of the
+// transposed factor pays.
 static Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool turned, bool copies) {
-  const Tensor x = cast(input), w = cast(weight);
+  const Tensor x = cast(input), w = turned ? cast(weight).t() : cast(weight);
   const OptionalTensor b = bias ? OptionalTensor(cast(*bias)) : std::nullopt;
-  bool ours =
-      at::GradMode::is_enabled() && (weight.requires_grad() || input.requires_grad()) && x.dim() > 1 && x.numel();
-  for (const Tensor& tensor : {x, w, b.value_or(w)})
-    ours = ours && tensor.scalar_type() == x.scalar_type() && is_plain(tensor);
-  return ours ? Linear::apply(x, w, b, turned, copies) : torchs_linear(x, w, b, turned);
+  bool ours = at::GradMode::is_enabled() && (w.requires_grad() || x.requires_grad()) && x.dim() > 1 && x.numel();
+  for (const Tensor& each : {x, w, b.value_or(w)}) {
+    ours = ours && each.scalar_type() == x.scalar_type() && is_plain(each);
+  }
+  return ours ? Linear::apply(x, w, b, turned, copies) : at::linear(x, w, b);
 }
 
 TORCH_LIBRARY_FRAGMENT(cpudist, library) {

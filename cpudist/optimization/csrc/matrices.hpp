@@ -5,6 +5,7 @@
 // the plain transpose. The rows of a float32 factor are not paired: each element is a word.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
@@ -36,12 +37,16 @@ class Scratch {
   char* next_;
 };
 
-// A tensor [batch, heads, tokens, size] with any strides.
+// A tensor of four dimensions with any strides, of which the last but one are tokens.
 template <typename Element>
 struct Strided {
-  Element* data;
-  int64_t strides[4];
+  Element* data = nullptr;
+  int64_t strides[4] = {};
 
+  Strided() = default;
+  explicit Strided(const at::Tensor& tensor) : data(static_cast<Element*>(const_cast<void*>(tensor.const_data_ptr()))) {
+    std::copy_n(tensor.strides().begin(), 4, strides);
+  }
   Element* row(int64_t batch, int64_t head, int64_t token) const {
     return data + batch * strides[0] + head * strides[1] + token * strides[2];
   }
@@ -49,7 +54,7 @@ struct Strided {
 
 // Copies tokens of a head to rows, and fills up rows and columns with zeros.
 template <typename Element>
-void gather(const Strided<const Element>& from, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t size,
+void gather(const Strided<Element>& from, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t size,
             Element* to, int64_t rows, int64_t width) {
   for (int64_t r = 0; r < count; ++r) {
     const Element* row = from.row(batch, head, first + r);

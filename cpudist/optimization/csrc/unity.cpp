@@ -1,4 +1,6 @@
 // The library is one translation unit, because most of its compilation is torch's headers.
 #include "dropout.cpp"
-#include "attention.cpp"
 #include "linear.cpp"
+#if defined(__x86_64__)
+#include "attention.cpp"
+#endif
