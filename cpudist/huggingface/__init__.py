@@ -243,7 +243,7 @@ def _leave(module: ModuleType, name: str, package: Any, context: Context) -> Non
             raise UserError(f"{unknown}; {remedy}, or use --backend gloo")
         result = original(*args, **kwargs)
         if getattr(args[0] if args else None, "num_processes", job.world.size) == 1 < job.world.size:
-            raise UserError(f"{version} would train each rank alone: add --use_cpu (cpu=True), or {remedy}")
+            raise UserError(f"{version} would train each rank alone: give --use_cpu (cpu=True), or {remedy}")
         return result
 
     job.changes.attribute(target, attribute, guarded)
