@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,9 +209,3 @@ def test_the_table_cuts_where_megatron_does(first: str, second: str) -> None:
     assert partition.spec_for(first, (8, 24), {"model": 2}) == (("model",), ())
     assert partition.spec_for(second, (24, 8), {"model": 2}) == ((), ("model",))
     assert partition.spec_for(second, (24, 7), {"model": 2}) == ((), ()), "does not divide"
-
-
-def test_the_loop_is_the_one_that_the_readme_shows() -> None:
-    root = Path(__file__).parents[3]
-    program = (root / "examples" / "one_program.py").read_text(encoding="utf-8")
-    assert program.partition("import sys\n")[2] in (root / "README.md").read_text(encoding="utf-8")
