@@ -100,6 +100,7 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
         (2, ["saving_cost.py", "--rounds", "1"], "pause in the background, of a copy"),
         (0, ["serial_share.py", "gpt2", "--quick"], "optimize, float32"),
         (2, ["small_calls.py"], "4 bytes beside 96 MB"),
+        (0, ["steps.py", "--quick", "small"], "factors copied"),
         (0, ["store_scale.py", "8"], "| 8 | "),
         (0, ["whole_jobs.py", "--quick"], "mpirun, ccl"),
     ],
