@@ -72,6 +72,7 @@ struct Linear : torch::autograd::Function<Linear> {
     context->save_for_backward({weight.requires_grad() ? input : Tensor(), input.requires_grad() ? weight : Tensor()});
     context->saved_data["turned"] = turned;
     context->saved_data["copies"] = copies;
+    context->saved_data["biased"] = bias.has_value();
     const at::AutoDispatchBelowADInplaceOrView below;
     return at::linear(input, weight, bias);
   }
@@ -110,7 +111,7 @@ struct Linear : torch::autograd::Function<Linear> {
       const bool turned = context->saved_data["turned"].toBool();
       of_weight = turned ? first(input).mm(gradient).t() : first(gradient).mm(input);
     }
-    if (context->needs_input_grad(2)) of_bias = gradient.sum(0);
+    if (context->saved_data["biased"].toBool() && context->needs_input_grad(2)) of_bias = gradient.sum(0);
     return {of_input, of_weight, of_bias, {}, {}};
   }
 };
