@@ -128,12 +128,7 @@ def shutdown() -> None:
         running.end_of_script()
 
 
-def wrap(
-    model: torch.nn.Module,
-    *,
-    compress: str | None = None,
-    **options: Any,
-) -> torch.nn.Module:
+def wrap(model: torch.nn.Module, *, compress: str | None = None, **options: Any) -> torch.nn.Module:
     """Wrap the model, in DDP or the backend's own wrapper, so that gradients are averaged over all ranks.
 
     Args:

@@ -34,12 +34,7 @@ class LongWaits:
     """
 
     def __init__(
-        self,
-        world: World,
-        hosts: Sequence[str],
-        address: Address,
-        answer_seconds: float,
-        timeout: Callable[[], float],
+        self, world: World, hosts: Sequence[str], address: Address, answer_seconds: float, timeout: Callable[[], float]
     ) -> None:
         self._world = world
         self._hosts = hosts

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import jobs
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import backends, job
@@ -226,22 +224,6 @@ def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFi
     model(torch.ones(1, 2))
     gradients = job.require().record.as_dict("running")["gradients"]
     assert gradients == {"compress": "none: all ranks are on one host", "bytes": None, "compressed_bytes": None}
-
-
-def test_a_model_that_the_script_wraps_itself_has_the_jobs_scheme_and_buckets(
-    alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = job.require()
-    running.communication.world = replace(running.world, node_count=2)
-    running.communication.set_compression("powersgd:2", "--compress powersgd:2")
-    monkeypatch.setattr(running.backend, "ddp_options", lambda: {"bucket_cap_mb": 5})
-    model = DistributedDataParallel(torch.nn.Linear(2, 2))
-    model(torch.ones(1, 2)).sum().backward()
-    assert (model.bucket_bytes_cap, len(model._comm_hooks)) == (5 << 20, 1)
-    assert running.record.as_dict("running")["gradients"]["compress"] == "powersgd:2"
-    assert DistributedDataParallel(torch.nn.Linear(2, 2), bucket_cap_mb=7).bucket_bytes_cap == 7 << 20
-    cpudist.shutdown()
-    assert DistributedDataParallel.__init__.__module__ == "torch.nn.parallel.distributed"
 
 
 def test_what_auto_takes() -> None:

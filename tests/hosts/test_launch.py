@@ -115,10 +115,7 @@ def test_hosts_by_address_that_do_not_know_this_hosts_name(bed: Bed, tmp_path: P
     assert seen(tmp_path) == {"0-0": "elsewhere", "0-1": "h1"}, result.output
 
 
-@pytest.mark.parametrize(
-    ("mpi", "number", "status"),
-    [("intel", 15, 143), ("mpich", 2, 130), ("openmpi", 9, -9)],
-)
+@pytest.mark.parametrize(("mpi", "number", "status"), [("intel", 15, 143), ("mpich", 2, 130), ("openmpi", 9, -9)])
 def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int, status: int) -> None:
     """After SIGKILL, which cannot be handled, the node agents clean up. `bed.run` checks that no process is left."""
     require(mpi)

@@ -112,8 +112,7 @@ def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("imported", "given", "used"),
-    [(False, None, "launcher's"), (False, "user's", "user's"), (True, None, None)],
+    ("imported", "given", "used"), [(False, None, "launcher's"), (False, "user's", "user's"), (True, None, None)]
 )
 def test_mpi4pys_library(imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())

@@ -40,13 +40,7 @@ def test_noise_is_refused_or_packs_to_the_same_bytes(noise: bytes) -> None:
 
 @pytest.mark.parametrize(
     "frame",
-    [
-        b"\x00\0\0\0\0",
-        b"\x11\0\0\0\0",
-        b"\x02\x40\0\0\x01",
-        b"\x02\0\0\0\3\0\0\0",
-        b"\x02\0\0\0\5\0\0\0\2x",
-    ],
+    [b"\x00\0\0\0\0", b"\x11\0\0\0\0", b"\x02\x40\0\0\x01", b"\x02\0\0\0\3\0\0\0", b"\x02\0\0\0\5\0\0\0\2x"],
     ids=["code 0", "code 17", "more than 1 GiB", "half a length", "a field longer than its frame"],
 )
 def test_other_bytes_than_frames_are_refused_at_once(frame: bytes) -> None:
@@ -101,12 +95,7 @@ def test_a_host_that_cannot_be_reached_is_passed_over(server: Serving) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3,
-        b"\0" * 100,
-        b"",
-        protocol.pack(Code.GET, b"/secret") * 10,
-    ],
+    [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3, b"\0" * 100, b"", protocol.pack(Code.GET, b"/secret") * 10],
     ids=["http", "zeros", "nothing", "frames without a proof"],
 )
 def test_unauthenticated_clients_read_nothing(

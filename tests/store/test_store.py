@@ -97,8 +97,7 @@ def test_a_broken_connection_is_noted_unless_that_was_cancelled(server: Serving,
 
 
 @pytest.mark.parametrize(
-    ("case", "reports"),
-    [("", ["1 was lost"]), ("claimed", []), ("withdrawn", ["0 was lost", "2 was lost"])],
+    ("case", "reports"), [("", ["1 was lost"]), ("claimed", []), ("withdrawn", ["0 was lost", "2 was lost"])]
 )
 def test_a_server_without_clients_reports_who_was_lost_first(server: Serving, case: str, reports: list[str]) -> None:
     ranks = [server.connect() for _ in range(3)]
@@ -170,7 +169,7 @@ NAMES = st.sampled_from([b"a", b"b", b"c"])
 
 
 @given(
-    events=st.lists(st.one_of(NAMES, st.tuples(st.sampled_from([all, any]), st.lists(NAMES, min_size=1, max_size=3)))),
+    events=st.lists(st.one_of(NAMES, st.tuples(st.sampled_from([all, any]), st.lists(NAMES, min_size=1, max_size=3))))
 )
 def test_everybody_is_told_once_as_soon_as_the_keys_are_there(events: list) -> None:
     values, there, waits = Values(LOOP), set(), []

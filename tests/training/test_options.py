@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import mpirun, run, train
+from jobs import completed, mpirun, run, train
 from observed import Observed
 from torch.distributed import HashStore
 
@@ -125,8 +125,7 @@ def test_each_rank_has_a_file_and_the_output_is_shown_as_before(tmp_path: Path) 
     script, logs = tmp_path / "script.py", tmp_path / "new" / "logs"
     script.write_text(_SCRIPT)
     command = mpirun(2, *train("--backend", "gloo", "--log-dir", str(logs), str(script)))
-    shown = run(command, timeout=60)
-    assert shown.returncode == 0, shown.output
+    shown = completed(command, timeout=60)
     for rank in (0, 1):
         text = (logs / f"rank-{rank}.log").read_text()
         for line in (f"printed by {rank}\n", "by a child\n", f"error of {rank}\n"):
@@ -142,7 +141,7 @@ def test_each_rank_has_a_file_and_the_output_is_shown_as_before(tmp_path: Path) 
         assert "last words\n" in text
         assert text.count(f"printed by {rank}\n") == 1, "the file of an earlier run is replaced"
 
-    assert run(command, timeout=60, env={"CPUDIST_RESTART_COUNT": "1"}).returncode == 0
+    completed(command, timeout=60, env={"CPUDIST_RESTART_COUNT": "1"})
     assert (logs / "rank-1.log").read_text().count("printed by 1\n") == 2, "a restart appends"
 
 

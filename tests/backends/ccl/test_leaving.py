@@ -45,10 +45,7 @@ def test_a_child_that_a_rank_spawns_is_not_that_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "transport"),
-    [
-        pytest.param("intel-mpi, 2 ranks", "shared_memory", marks=pytest.mark.versions),
-        ("torchrun, 2 ranks", "oneccl"),
-    ],
+    [pytest.param("intel-mpi, 2 ranks", "shared_memory", marks=pytest.mark.versions), ("torchrun, 2 ranks", "oneccl")],
 )
 def test_aborting_ends_what_a_rank_waits_for(name: str, transport: str) -> None:
     """Long before the job's timeout of 300 s; and the rank, whose communication is out of use then, has failed."""
