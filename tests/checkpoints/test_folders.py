@@ -207,7 +207,6 @@ def test_what_a_power_failure_leaves_is_a_complete_checkpoint(tmp_path: Path, mo
 
 
 def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
-    """Two jobs call `cpudist.save` with folders side by side."""
     jobs = [Publisher(tmp_path, alone=False) for _ in range(3)]
     written = [_begin(job, name, name) for job, name in zip(jobs, ("one", "two", "two"), strict=True)]
     for job, folder in reversed([*zip(jobs, written, strict=True)][::2]):

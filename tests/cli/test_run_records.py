@@ -14,7 +14,6 @@ from cpudist.observability import summary
 
 
 def _run(folder: Path, losses: tuple[float, ...] = (2.0, 1.0), **fields: Any) -> Path:
-    """Write the record of a run into a new folder."""
     record = {"world_size": 2, "hosts": ["n0", "n1"], "backend": "ccl", "transport": "mpi", "exit": "completed"}
     record |= {"loss": {"first": losses[0], "last": losses[-1]}, "losses": [*losses, None]}
     record |= {"step_seconds": {"median": 1.2, "p95": 1.3}, "samples_per_second": 10.0, "memory": 2 << 30}

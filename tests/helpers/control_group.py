@@ -33,7 +33,6 @@ class ControlGroup:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def inside(self, command: list[str]) -> list[str]:
-        """Return the command that runs `command` in this group."""
         join = "".join(f"echo $$ > {folder}/cgroup.procs && " for folder in set(self._folders.values()))
         return ["sh", "-c", f'{join} exec "$@"', "sh", *command]
 

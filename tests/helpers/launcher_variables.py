@@ -2,7 +2,6 @@
 
 
 def _parsed(text: str) -> dict[str, str]:
-    """Return variables as `env` shows them."""
     return dict(word.split("=", 1) for word in text.split())
 
 

@@ -53,7 +53,6 @@ LAYOUTS = {
 
 @cache
 def machine_of(name: str) -> Machine:
-    """The machine of a file of FOLDER."""
     if not name.endswith(".tar.xz"):
         return machine_from(FOLDER / name)
     with tempfile.TemporaryDirectory() as folder:

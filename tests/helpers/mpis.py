@@ -21,7 +21,6 @@ _PASSED_ON = ("PATH", "PYTHONPATH", "CPUDIST_CACHE", "CPUDIST_TRANSPORT", "MPI4P
 
 
 def named(mpi: str) -> type[MpiLauncher]:
-    """Return an MPI by its option."""
     return MPI_BY_OPTION[mpi]
 
 

@@ -23,7 +23,6 @@ from cpudist.waiting import poll
 
 
 def begin(**options: Any) -> Job:
-    """Start a job on gloo."""
     return start_job(detect(), JobOptions(backend="gloo", **options))
 
 

@@ -29,11 +29,9 @@ class Serving:
         self._thread.start()
 
     def address(self, token: bytes = TOKEN, job: str = "") -> Address:
-        """Return the address with which a client connects."""
         return Address(("127.0.0.1",), self.port, token, KEEPALIVE_SECONDS, job)
 
     def connect(self, job: str = "") -> Connection:
-        """Return a new client."""
         return Connection(self.address(job=job), 5)
 
     def lose_owner(self) -> None:
@@ -43,7 +41,6 @@ class Serving:
         self._owner = -1
 
     def ended(self, seconds: float = 30) -> bool:
-        """Return whether the server has ended within `seconds`."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

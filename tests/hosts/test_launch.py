@@ -131,7 +131,6 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
 
 
 def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path) -> None:
-    """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
     words = ["--hostfile", own_bed.hostfile(2), "--max-restarts", "1", "--min-nodes", "1"]
     words += ["--", str(SCRIPT), str(tmp_path), "wait", "0"]
 

@@ -164,7 +164,6 @@ def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_job_of_one_rank_that_stalls_ends_with_its_stacks(tmp_path: Path) -> None:
-    """See test_stall.py for two."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])  # here, since it imports torch._dynamo
 
     def script() -> None:

@@ -72,7 +72,6 @@ def test_the_locked_packages_are_what_pyproject_wants() -> None:
 
 
 def test_debian_has_the_packages() -> None:
-    """A simulated apt-get installs them."""
     if shutil.which("apt-get") is None or not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
         pytest.skip("this is no Debian with its lists of packages (apt-get update)")
     (words,) = re.findall(r"apt-get (install .*?)\\\n    && rm", DOCKERFILE.read_text(), re.DOTALL)

@@ -100,7 +100,6 @@ class Pods:
         return poll(lambda: words in self.text(), 120)
 
     def text(self) -> str:
-        """Return the output of all pods."""
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("pod-*.log")))
 
     def record(self) -> dict[str, Any]:

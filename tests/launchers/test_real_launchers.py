@@ -19,7 +19,6 @@ SCRIPT = Path(__file__).parents[1] / "hosts" / "checks" / "greets.py"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables with which srun finds the cluster."""
     with slurm_node(tmp_path_factory.mktemp("slurm")) as variables:
         yield {**variables, "PATH": f"{jobs.BIN}{os.pathsep}{variables['PATH']}"}
 

@@ -35,8 +35,6 @@ LAYER_BYTES = 4 * 1536 * 1024
 
 
 class Raises(Observer):
-    """Raises in each event."""
-
     otherwise: ClassVar[dict[str, object]] = {"end": "nothing"}
 
     def __init__(self, error: BaseException) -> None:
@@ -96,7 +94,6 @@ def test_what_signal_handlers_raise_passes(error: type[BaseException]) -> None:
 
 
 def _fail(kind: type[Observer]) -> None:
-    """Make all methods of an observer raise."""
     for name, method in list(vars(kind).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
 

@@ -188,6 +188,11 @@ def test_it_trains_as_under_torchs_autocast(kind: str, dtype: torch.dtype, uses:
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 
 
+@dataclass(frozen=True)
+class Held:
+    rest: list[torch.Tensor]
+
+
 class Tree(nn.Module):
     """Its forward pass calls itself, and shows what it computes in."""
 
@@ -197,10 +202,11 @@ class Tree(nn.Module):
         self.seen: list[torch.dtype] = []
 
     def forward(self, x: torch.Tensor, depth: int = 3) -> Any:
-        """Return a dictionary of tensors."""
-        self.seen.append(self.branch(x).dtype)
-        below = self(self.branch(x), depth - 1)["sum"] if depth else x
-        return {"sum": self.branch(x) + below, "ids": torch.arange(3), "exact": x.double()}
+        """Return a dictionary of tensors, with one in a dataclass and one in a generator."""
+        self.seen.append((branch := self.branch(x)).dtype)
+        below = self(branch, depth - 1)["sum"] if depth else x
+        held = {"held": Held([branch]), "made": (each for each in [[branch]])}
+        return {"sum": branch + below, "ids": torch.arange(3), "exact": x.double(), **held}
 
 
 def test_a_forward_pass_within_itself_and_in_other_threads() -> None:
@@ -212,30 +218,14 @@ def test_a_forward_pass_within_itself_and_in_other_threads() -> None:
         found = threads.map(lambda _: (model(x)["sum"], torch.is_autocast_enabled("cpu")), range(60))
     assert all(torch.equal(output, wanted) and not on for output, on in found)
     assert set(model.seen) == {torch.bfloat16}
-    assert [value.dtype for value in model(x).values()] == [torch.float32, torch.int64, torch.float64]
+    *tensors, held, ((made,),) = model(x).values()
+    found = [tensor.dtype for tensor in (*tensors, *held.rest, made)]
+    assert found == [torch.float32, torch.int64, torch.float64, torch.float32, torch.float32]
     with pytest.raises(RuntimeError):
         model(torch.ones(4, 9))
     assert not torch.is_autocast_enabled("cpu")
     assert model.branch(x).dtype is torch.float32, "a part that is called by itself"
     assert inspect.signature(model.forward) == inspect.signature(Tree().forward)
-
-
-@dataclass(frozen=True)
-class Outputs:
-    rest: list[torch.Tensor]
-
-
-class Holding(nn.Linear):
-    def forward(self, x: torch.Tensor) -> Any:
-        """Return an output in a dataclass, and two in a generator."""
-        outputs = super().forward(x)
-        return Outputs([outputs]), (value for value in (outputs, [outputs]))
-
-
-def test_outputs_are_float32_whatever_holds_them() -> None:
-    model, _ = cpudist.optimize(Holding(8, 8), None, torch.bfloat16, keep_memory=False)
-    held, (alone, (listed,)) = model(torch.ones(4, 8))
-    assert held.rest[0].dtype is alone.dtype is listed.dtype is torch.float32
 
 
 def test_a_step_that_raises_leaves_nothing_fused_in_the_state() -> None:

@@ -23,7 +23,6 @@ LONG = pytest.mark.long  # the other launchers and numbers of ranks, of which CI
     ],
 )
 def test_collectives_and_what_torch_builds_on_them(name: str, progress: str, checks: str, tmp_path: Path) -> None:
-    """Every collective agrees with gloo; DDP, FSDP, DTensor, checkpoints and functional collectives work."""
     said = ["carried by shared_memory\n", f"progress: {progress}"]
     check_passed(JOBS[name], checks.replace("stack", f"stack.py {tmp_path}"), *said, CPUDIST_TEST_PROGRESS=progress)
 

@@ -26,7 +26,6 @@ SAMPLES, FEATURES = 12, 6
 
 
 def made(seed: int = 0, wrap: Callable[[Any], Any] = lambda model: model) -> tuple[Any, Any, Any]:
-    """Return a model, its optimizer and its schedule."""
     torch.manual_seed(seed)
     model = wrap(torch.nn.Sequential(torch.nn.Linear(FEATURES, 10), torch.nn.GELU(), torch.nn.Linear(10, 3)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)

@@ -19,7 +19,6 @@ from cpudist.pinning.threads import memory_policy, threads
 
 
 def compute() -> None:
-    """Use OpenMP's threads."""
     for _ in range(4):
         torch.randn(512, 512) @ torch.randn(512, 512)
 
