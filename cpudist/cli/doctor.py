@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from cpudist.cli.parser import Parser
 from cpudist.console import colored, number_of, size
-from cpudist.errors import LEVELS, Finding
+from cpudist.errors import LEVELS, Finding, UserError
 from cpudist.hosts.check import check
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
@@ -26,6 +26,7 @@ The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 def add_options(parser: Parser) -> None:
     these = "check these hosts instead, over ssh and all at once: reachable, the same environment, sane"
     parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help=these)
+    parser.add_argument("--interface", metavar="NAME", help="network interface that connects them, such as eth0")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
@@ -34,7 +35,9 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     # Late: the checks import packages, which --help does not need.
     from cpudist.doctor import examine
 
-    findings = _hosts(options.hosts) if options.hosts else examine()
+    if options.interface and not options.hosts:
+        raise UserError("--interface is for the hosts of a job; give --hostfile FILE, too")
+    findings = _hosts(options.hosts, options.interface) if options.hosts else examine()
     failing = any(finding.level == "error" for finding in findings)
     if options.json:
         print(json.dumps({"ok": not failing, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -54,9 +57,9 @@ def show(findings: Sequence[Finding]) -> None:
     print(_verdict(findings))
 
 
-def _hosts(hosts: list[Host]) -> list[Finding]:
+def _hosts(hosts: list[Host], interface: str | None) -> list[Finding]:
     """Check hosts as `cpudist launch` does, and return the findings."""
-    checked = check(hosts, shared=True)
+    checked = check(hosts, shared=True, interface=interface)
     return [finding for findings in checked.findings.values() for finding in findings] + [
         Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")
         for host, facts in checked.facts.items()

@@ -24,7 +24,7 @@ from cpudist.doctor.versions import installed
 from cpudist.errors import Finding, UserError
 from cpudist.store.serve import listen
 from cpudist.topology import measured_ranks
-from cpudist.topology.identity import addresses, node_identity, resolved
+from cpudist.topology.identity import addresses, networks, node_identity, resolved
 from cpudist.topology.machine import cpu_quota, this_machine
 from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
@@ -79,6 +79,7 @@ def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -
         "script": _checksum(os.path.join(folder, script)) if script else None,
         "shared": not probe or os.path.exists(probe),
         "address": address,
+        "networks": networks(),
         "findings": [asdict(finding) for finding in findings],
     }
 

@@ -16,11 +16,11 @@ from cpudist import answers
 from cpudist.checkpoints import folders
 from cpudist.console import number_of, say, size
 from cpudist.errors import Finding, Level, UserError
-from cpudist.hosts.connections import partners, unconnected
+from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
 from cpudist.hosts.remote import ask_all, ask_each, is_here, names, place, program_on, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
-from cpudist.topology.identity import addresses
+from cpudist.topology.identity import INTERFACE_VARIABLES, addresses
 from cpudist.topology.pinning_plan import Part
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
@@ -46,6 +46,7 @@ class Facts:
         script: a checksum of the job's script; None if the job has no script, or the host cannot read it.
         shared: whether the host shares our working folder; True if this was not checked.
         address, port: where it listens while it is checked.
+        networks: an address of each of its network interfaces.
         findings: faults that it has found itself, such as a full /dev/shm; each message is what the host has.
     """
 
@@ -61,15 +62,20 @@ class Facts:
     shared: bool = True
     address: str = ""
     port: int = 0
+    networks: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check: the facts of the hosts that answered, and the findings for every host."""
+    """The result of a check: the facts of the hosts that answered, and the findings for every host.
+
+    `interface` is the only network interface by which all hosts connect, if the libraries might choose another one.
+    """
 
     facts: dict[Host, Facts]
     findings: dict[Host, list[Finding]]
+    interface: str | None = None
 
     def of_level(self, level: Level) -> list[Finding]:
         """Return the findings of one level."""
@@ -93,7 +99,8 @@ def check(
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set on this host only
     with folders.probe(os.getcwd()) if shared else nullcontext("") as probe:
         words = [*python_main(_PROGRAM, path=path), os.getcwd(), script, probe, interface or ""]
-        (reference, *answers), failed = asyncio.run(_ask_all([here, *hosts], words, starter))
+        named = interface or any(map(os.environ.get, INTERFACE_VARIABLES))
+        (reference, *answers), failed, trials = asyncio.run(_ask_all([here, *hosts], words, starter, not named))
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
     facts: dict[Host, Facts] = {}
@@ -106,7 +113,10 @@ def check(
         facts[host] = answer
     for host, finding in unconnected(failed, [here, *hosts]):
         findings[host].append(finding)
-    return Checked(facts, findings)
+    if failed:  # no network can be judged where the usual addresses do not connect
+        return Checked(facts, findings)
+    findings[here], only = judge_networks(trials)
+    return Checked(facts, findings, only)
 
 
 def wait_for(hosts: Sequence[Host], seconds: float) -> None:
@@ -141,12 +151,13 @@ async def _why_not_up(host: Host) -> str:
 
 
 async def _ask_all(
-    hosts: Sequence[Host], words: Sequence[str], starter: Sequence[str]
-) -> tuple[list[Facts | Finding], dict[tuple[Host, Host], str]]:
+    hosts: Sequence[Host], words: Sequence[str], starter: Sequence[str], networks: bool
+) -> tuple[list[Facts | Finding], dict[tuple[Host, Host], str], list[Trial]]:
     """Ask hosts, this one first, for their facts; then let them connect to each other, to this one at `starter`.
 
     Returns:
-        The facts or an error of each host, and the failed connections, from a host to another one.
+        The facts or an error of each host, the failed connections, from a host to another one, and with `networks`
+        the trials of every address where a host has several.
     """
     async with AsyncExitStack() as stack:
         talks = {}
@@ -163,23 +174,28 @@ async def _ask_all(
         for host, one in zip(hosts, found, strict=True):
             if isinstance(one, Facts) and one.address:
                 machines.setdefault(one.identity, (host, one))
-        nodes, failed = dict(machines.values()), {}
+        nodes, failed, trials = dict(machines.values()), {}, list[Trial]()
+        several = networks and any(len(one.networks) > 1 for one in nodes.values())
         order = list(nodes)
 
         async def connect(host: Host) -> None:
             others = [order[number] for number in partners(order.index(host), len(order))]
             asked = [[starter if other == hosts[0] else [nodes[other].address], nodes[other].port] for other in others]
-            answer = understood(host, await talks[host](json.dumps(asked)), lambda fields: _errors(fields, len(others)))
+            more = [(other, name) for other in others for name in nodes[other].networks] if several else []
+            asked += [[[nodes[other].networks[name]], nodes[other].port] for other, name in more]
+            answer = understood(host, await talks[host](json.dumps(asked)), lambda fields: _errors(fields, len(asked)))
             if isinstance(answer, Finding):
                 found[hosts.index(host)] = answer
             else:
-                failed.update({(host, other): why for other, why in zip(others, answer, strict=True) if why})
+                failed.update({(host, other): why for other, why in zip(others, answer, strict=False) if why})
+                tried = zip(more, answer[len(others) :], strict=True)
+                trials.extend(Trial(host, other, name, why) for (other, name), why in tried)
 
         if hosts[0] in nodes:  # it need not connect to the others if it has no ranks
             own = nodes[hosts[0]].identity
             among = any(isinstance(one, Facts) and one.identity == own for one in found[1:])
             await ask_each(order[not among :], connect, "connecting every pair of hosts")
-    return found, failed
+    return found, failed, trials
 
 
 def _facts(fields: Any, before: float, after: float) -> Facts:

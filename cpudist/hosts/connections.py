@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from cpudist.errors import Finding
 from cpudist.hosts.remote import names, place
@@ -11,7 +13,18 @@ _MOST_IN_ALL_PAIRS = 32
 _REMEDY = (
     "open ports 1024 to 65535 between hosts, or mend the address (/etc/hosts, --interface) or the route (ip route)"
 )
+_FABRICS = Path("/sys/class/infiniband")  # adapters of InfiniBand, Omni-Path, RoCE and EFA
 _MTU_REMEDY = "set the network's MTU on all hosts: ip link set eth0 mtu 1500"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A connection from a host to an interface of another one; `error` is empty if it succeeded."""
+
+    source: Host
+    target: Host
+    interface: str
+    error: str
 
 
 def partners(own: int, count: int) -> list[int]:
@@ -48,3 +61,27 @@ def unconnected(failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host]) 
         remedy = _MTU_REMEDY if "MTU" in message else _REMEDY  # the reason of doctor/facts.py names it
         yield host, Finding("error", place(host), message, remedy)
         left = {pair: why for pair, why in left.items() if host not in pair}
+
+
+def judge_networks(trials: Sequence[Trial]) -> tuple[list[Finding], str | None]:
+    """Return a warning for each interface that leads nowhere, and the interface that the job then must use.
+
+    The libraries choose an interface by themselves and wait at its address until their timeouts. It is None if they may
+    choose: if several interfaces connect all hosts, none does, or adapters of a fabric have no interface of their own.
+    """
+    dead = {trial.interface: trial for trial in reversed(trials) if trial.error}
+    hosts = {trial.target for trial in trials}
+    reached = Counter(name for _, name in {(trial.target, trial.interface) for trial in trials})
+    live = sorted(name for name, count in reached.items() if count == len(hosts) and name not in dead)
+    only = live[0] if dead and len(live) == 1 and not (_FABRICS.is_dir() and any(_FABRICS.iterdir())) else None
+    findings = []
+    for name, trial in dead.items():
+        if only:
+            remedy = f"the job uses {only} alone; choose by --interface"
+        elif live:
+            remedy = f"if ranks wait for each other, choose by --interface: {', '.join(live)}"
+        else:
+            remedy = f"take it down: ip link set {name} down"
+        message = f"leads nowhere: {names([trial.source])} cannot connect to {trial.target.name} at {trial.error}"
+        findings.append(Finding("warning", f"interface {name}", message, remedy))
+    return findings, only

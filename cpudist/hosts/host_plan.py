@@ -16,13 +16,15 @@ class HostPlan:
 
     Attributes:
         hosts: all hosts that the user has named.
+        interface: the network interface for all traffic: the user's, or the only one that connects; None: any.
     """
 
     def __init__(self, options: LaunchOptions, mpi: type[MpiLauncher]) -> None:
         here = Host("localhost", options.ranks if options.per_host is None else None, "this host")
         self.hosts = list(options.hosts or [here])
         self._options = options
-        self._by_name = mpi.by_name and options.interface is None
+        self.interface = options.interface
+        self._by_name = mpi.by_name
         self._has_file = options.hosts is not None
         self._checked = Checked({}, {})  # the newest check
         # Hosts are asked for the ranks of their own plans if --ppn is a part (socket, numa, l3) or slots are missing.
@@ -69,7 +71,10 @@ class HostPlan:
             raise UserError("\n".join(finding.line for finding in errors))
 
     def _check(self, hosts: Sequence[Host]) -> Checked:
-        return check(hosts, self._options.script, self._by_name, interface=self._options.interface)
+        by_name = self._by_name and self.interface is None
+        checked = check(hosts, self._options.script, by_name, interface=self.interface)
+        self.interface = self.interface or checked.interface
+        return checked
 
     def _spread(self, hosts: Sequence[Host], ranks: int | None) -> list[Host]:
         if isinstance(self._options.per_host, int):

@@ -8,6 +8,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from cpudist import long_arguments
@@ -41,7 +42,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
     while True:
         restarts.begin()
         try:
-            job = _run_once(mpirun, options, placed, restarts.count, variables)
+            job = _run_once(mpirun, replace(options, interface=plan.interface), placed, restarts.count, variables)
         except UserError as error:  # a host passed its check, but its agent did not start
             if restarts.count == 0:
                 raise

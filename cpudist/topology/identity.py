@@ -71,6 +71,11 @@ def interface_of(address: str) -> str | None:
     return next((name for name, found in entries if any(entry.address == address for entry in found)), None)
 
 
+def networks() -> dict[str, str]:
+    """Return the first address of each interface at which others may reach this machine."""
+    return {name: one for one in reversed(addresses()) if (name := interface_of(one)) not in (None, "lo")}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

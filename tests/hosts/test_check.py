@@ -13,7 +13,7 @@ from cpudist.doctor.facts import _connect, facts
 from cpudist.errors import Finding, UserError
 from cpudist.hosts import check as module
 from cpudist.hosts.check import Facts, check
-from cpudist.hosts.connections import partners, unconnected
+from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import free_port
 
@@ -91,6 +91,25 @@ def test_one_fault_of_the_network_gives_one_finding(failed: list[tuple[Host, Hos
     found = list(unconnected(why, HOSTS))
     assert [host.name for host, _ in found] == about.split()
     assert all(says in finding.message and "ip route" in finding.remedy for _, finding in found)
+
+
+@pytest.mark.parametrize(
+    ("of_h0", "of_h1", "dead", "only", "remedy"),
+    [
+        ("eth0 eth1", "eth0 eth1", "", None, ""),
+        ("eth0 eth1", "eth0 eth1", "eth1", "eth0", "uses eth0 alone"),
+        ("eth0 docker0", "eth0", "docker0", "eth0", "uses eth0 alone"),
+        ("eth0 eth1 eth2", "eth0 eth1 eth2", "eth1", None, "choose by --interface: eth0, eth2"),
+        ("eth0 eth1", "ens3 eth1", "eth1", None, "ip link set eth1 down"),
+    ],
+)
+def test_an_interface_is_chosen_where_one_alone_connects(
+    of_h0: str, of_h1: str, dead: str, only: str | None, remedy: str
+) -> None:
+    ends = [(h1, h0, name) for name in of_h0.split()] + [(h0, h1, name) for name in of_h1.split()]
+    found, chosen = judge_networks([Trial(*end, "10.0.0.1: refused" * (end[2] == dead)) for end in ends])
+    assert ([one.about for one in found], chosen) == ([f"interface {dead}"] if dead else [], only)
+    assert all(remedy in one.remedy for one in found)
 
 
 @given(st.integers(2, 2000))

@@ -139,6 +139,24 @@ def test_an_interface_that_leads_nowhere(bed: Bed) -> None:
     assert "Connection refused; open ports 1024 to 65535" in line
 
 
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_second_interface_that_leads_nowhere_is_left_out(own_bed: Bed, tmp_path: Path, mpi: str) -> None:
+    require(mpi)
+    for number, host in enumerate(own_bed.addresses):
+        add = f"ip address add 10.92.0.1{number}/24 dev eth1; ip link set eth1 up; ip link set eth1p up"
+        sh(own_bed, host, f"ip link add eth1 type veth peer name eth1p; {add}")
+    command = launch("--hostfile", own_bed.hostfile(1), "--mpi", mpi, "--", "--backend", "gloo", str(SCRIPT))
+    result = own_bed.run("h0", [*command, str(tmp_path)], timeout=100)
+    assert result.returncode == 0, result.output
+    assert "warning: interface eth1 leads nowhere: " in result.stderr
+    assert "; the job uses eth0 alone" in result.stderr
+    if mpi == "intel":  # doctor says the same, and what the user has named is taken
+        assert found(own_bed)["eth1"][0] == "warning"
+        doctor = [CPUDIST, "doctor", "--hostfile", own_bed.hostfile(), "--interface"]
+        assert "eth1" not in own_bed.run("h0", [*doctor, "eth0"], timeout=100).stdout
+        assert own_bed.run("h0", [*doctor, "eth1"], timeout=100).returncode == 1
+
+
 def test_a_process_that_a_job_leaves_fails_its_test_and_is_killed(bed: Bed) -> None:
     leave = "setsid sleep 300 </dev/null >/dev/null 2>&1 &"
     with pytest.raises(AssertionError, match=r"left processes behind.*h1.*sleep 300"):
