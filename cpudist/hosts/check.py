@@ -17,7 +17,7 @@ from cpudist.checkpoints import folders
 from cpudist.console import number_of, say, size
 from cpudist.errors import Finding, Level, UserError
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
-from cpudist.hosts.remote import ask_all, ask_each, is_here, names, place, program_on, run_on, understood
+from cpudist.hosts.remote import THIS_HOST, ask_all, ask_each, is_here, names, place, program_on, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
 from cpudist.topology.identity import INTERFACE_VARIABLES, addresses
@@ -94,7 +94,7 @@ def check(
         shared: whether to check that the hosts share this process's working folder.
         interface: the network interface for all traffic, which this host must have; None: any.
     """
-    here = Host("localhost", 0, "this host")
+    here = Host("localhost", 0, THIS_HOST)
     starter = [socket.gethostname()] if by_name else addresses(interface)[: 1 if interface else None]
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set on this host only
     with folders.probe(os.getcwd()) if shared else nullcontext("") as probe:

@@ -8,6 +8,7 @@ from cpudist.errors import UserError
 from cpudist.hosts.check import Checked, check, wait_for
 from cpudist.hosts.hostfile import spread
 from cpudist.hosts.launch_options import LaunchOptions
+from cpudist.hosts.remote import THIS_HOST
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 
 
@@ -20,7 +21,7 @@ class HostPlan:
     """
 
     def __init__(self, options: LaunchOptions, mpi: type[MpiLauncher]) -> None:
-        here = Host("localhost", options.ranks if options.per_host is None else None, "this host")
+        here = Host("localhost", options.ranks if options.per_host is None else None, THIS_HOST)
         self.hosts = list(options.hosts or [here])
         self._options = options
         self.interface = options.interface

@@ -21,6 +21,7 @@ from cpudist.topology.identity import addresses, resolved
 
 T = TypeVar("T")
 
+THIS_HOST = "this host"  # `Host.where` of this host if no hostfile names it
 CONNECT_SECONDS = 10
 AT_ONCE = 64  # limit on connections that open at the same time; sshd and login nodes refuse more
 
@@ -34,12 +35,14 @@ _SSH = ("ssh", "-T", "-x", *(word for option in _OPTIONS for word in ("-o", opti
 _SSH_FAILED = 255
 _SILENT_SECONDS = 2.0
 _LONGEST_LINE = 64 << 20  # bytes
+_BEGINS = "cpudist-begins"  # a line between the output of the login shell's own files and the program's
 
 # ssh's messages, and the remedy for each.
 _REMEDIES = {
     "Could not resolve hostname": "correct its name, or add it to /etc/hosts",
     "Connection refused": "start sshd there (Debian: apt-get install openssh-server)",
     "Permission denied": "let this user in without a password: ssh-copy-id {host}",
+    "IDENTIFICATION HAS CHANGED": "if it was installed anew: ssh-keygen -R {host}; if not, another machine answers",
     "Host key verification failed": "accept its key once: ssh {host} true",
     "No route to host": "see that it is on and its cable plugged in, or take its line out",
     "Network is unreachable": "see that this host has a route to it, or take its line out",
@@ -67,7 +70,7 @@ def is_here(name: str) -> bool:
 
 def names(hosts: Iterable[Host]) -> str:
     """Return the names of hosts, joined for a sentence."""
-    return names_of(host.name for host in hosts)
+    return names_of(host.where if host.where == THIS_HOST else host.name for host in hosts)
 
 
 def command_on(host: Host, words: Sequence[str]) -> list[str]:
@@ -128,6 +131,8 @@ async def program_on(
     The answer is the next line that is JSON, or all output if the program ends without one; it may take `timeout` s.
     """
     command = await asyncio.to_thread(command_on, host, words)  # in a thread, because resolving the name blocks
+    if not (begun := command[0] != "ssh"):
+        command[-1] = f"echo {_BEGINS}; {command[-1]}"
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=stdin, stdout=PIPE, stderr=PIPE, limit=_LONGEST_LINE, start_new_session=True
@@ -141,8 +146,12 @@ async def program_on(
     output, errors = process.stdout, asyncio.create_task(process.stderr.read())
 
     async def read() -> Answer:
+        nonlocal begun
         before = b""
         while line := await output.readline():
+            if not begun:
+                begun = line.rstrip().endswith(_BEGINS.encode())
+                continue
             if _is_json(line):
                 return Answer(line.decode(errors="replace"))
             before += line

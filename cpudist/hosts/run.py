@@ -4,7 +4,6 @@ import os
 import shlex
 import socket
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -115,11 +114,8 @@ def _mpirun_options(
 
 @contextmanager
 def _hostfile(hosts: Sequence[Host], mpirun: Mpirun) -> Iterator[str]:
-    try:
-        folder = tempfile.gettempdir()
-    except FileNotFoundError:
-        raise UserError("no folder for temporary files can be written; set TMPDIR to one") from None
-    with tempfile.NamedTemporaryFile("w", prefix="cpudist-hosts-", dir=folder) as file:
+    """Yield the path of a hostfile in memory, of which a kill of this process leaves nothing."""
+    with open(os.memfd_create("hosts"), "w") as file:
         file.write(write(hosts, mpirun.mpi))
         file.flush()
-        yield file.name
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -137,7 +137,7 @@ FIRST_FILES = {"bash": ".bashrc", "zsh": ".zshenv", "fish": ".config/fish/config
 
 @pytest.mark.parametrize(("shell", "mpi"), [("bash", "intel"), ("zsh", "intel"), ("csh", "mpich"), ("fish", "openmpi")])
 def test_another_login_shell_and_home(own_bed: Bed, tmp_path: Path, shell: str, mpi: str) -> None:
-    """The shell greets; names have spaces."""
+    """The shell greets, also in JSON; names have spaces."""
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"{shell} is not installed")
@@ -145,7 +145,7 @@ def test_another_login_shell_and_home(own_bed: Bed, tmp_path: Path, shell: str, 
     home, here = tmp_path / "its home", tmp_path / "my files"
     here.mkdir()
     (home / FIRST_FILES[shell]).parent.mkdir(parents=True)
-    (home / FIRST_FILES[shell]).write_text("echo Welcome, and read our rules\n")
+    (home / FIRST_FILES[shell]).write_text("echo Welcome\necho '{\"answer\": 1}'\n")
     users = tmp_path / "passwd"
     users.write_text(f"root:x:0:0:root:{home}:{program}\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n")
     own_bed.run("h1", ["mount", "--bind", str(users), "/etc/passwd"], timeout=60)

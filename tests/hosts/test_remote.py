@@ -41,6 +41,7 @@ def test_only_another_machine_is_reached_by_ssh() -> None:
     [
         (255, "warning\nConnection refused\n", "Connection refused", "start sshd"),
         (255, "Permission denied (publickey)", "Permission denied (publickey)", "ssh-copy-id 192.0.2.1"),
+        (255, "@ REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "key", "-R 192.0.2.1"),
         (255, "", "exit status 255", "ssh 192.0.2.1 true"),
         (127, "sh: no such file", "has no python", "same path on every host"),
         (126, "", "has no python", "same path on every host"),

@@ -150,7 +150,7 @@ def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("does", "status", "reason"),
     [
-        ("import os; os.kill(os.getpid(), 9)", 128 + 9, f"{Path(sys.executable).name}, was killed by {KILL}\n"),
+        ("import os; os.kill(os.getpid(), 9)", 128 + 9, f"{Path(sys.executable).name}, was killed by {KILL}"),
         (f"print('{BANNER}'); raise SystemExit(255)", 128 + 11, "rank 1 on h0 was killed by SIGSEGV"),  # Hydra
         # Open MPI's waits without a bound when a firewall blocks its daemons' answers.
         ("import time; time.sleep(1000)", 1, "started no rank within 10 s"),
