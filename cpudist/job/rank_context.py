@@ -207,6 +207,20 @@ class RankContext:
         self.changes.attribute(sys, "exit", _exit)
         atexit.register(self._end_with_process)
         self.changes.then(lambda: atexit.unregister(self._end_with_process))
+        self._report_aborts()
+
+    def _report_aborts(self) -> None:
+        """Report a script's `MPI.COMM_WORLD.Abort`: MPI ends all ranks at once, and any of them could be blamed."""
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is None or not mpi.Is_initialized():
+            return
+        fail = self.fail
+
+        class World(mpi.Intracomm):  # type: ignore[name-defined,misc]
+            def Abort(self, errorcode: int = 0) -> NoReturn:  # noqa: N802 - mpi4py's name
+                fail(SystemExit(errorcode or 1))
+
+        self.changes.attribute(mpi, "COMM_WORLD", World(mpi.COMM_WORLD))
 
     def _end_with_process(self) -> None:
         """End the job at exit; an exception that has bypassed excepthook, or an exit status, counts as a failure."""

@@ -61,6 +61,7 @@ FAULTS = {
     "exit": Promise(_ENDED),
     "raise": Promise("rank 1 on .* failed: ValueError: a bad batch; ending the job"),
     "exit3": Promise("rank 1 on .* failed: exit status 3; ending the job"),
+    "abort": Promise("rank 1 on .* failed: exit status 3; ending the job"),
     "kill": Promise(r"rank 1 on \S+ (ended without an error message|was killed by SIGKILL)"),
     "stop": Promise(r"rank 1 \(\S+\) does not answer: stopped", 27.0, timeout=15.0),
     "lost": Promise("rank 1 on h1 cannot be reached any more", 45.0),

@@ -1,7 +1,8 @@
 """Loops as users write them, with a fault of rank 1 in step 10 of 30: loops.py USE FAULT.
 
 USE: the name of one of the functions below. FAULT: none; late (15 s); early (its loop has fewer steps); exit, exit3
-(`sys.exit` with 0 and 3); raise; kill, stop (SIGKILL, SIGSTOP); lost (somebody else takes its host down).
+(`sys.exit` with 0 and 3); abort (MPI_Abort); raise; kill, stop (SIGKILL, SIGSTOP);
+lost (somebody else takes its host down).
 """
 
 import os
@@ -21,6 +22,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "late": lambda: time.sleep(15),
     "exit": lambda: sys.exit(0),
     "exit3": lambda: sys.exit(3),
+    "abort": lambda: sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(3),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
