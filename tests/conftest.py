@@ -90,6 +90,16 @@ def alone() -> Iterator[None]:
     cpudist.shutdown()
 
 
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables with which srun finds a Slurm cluster of this machine."""
+    from jobs import BIN
+    from slurm_node import slurm_node
+
+    with slurm_node(tmp_path_factory.mktemp("slurm")) as variables:
+        yield {**variables, "PATH": f"{BIN}:{variables['PATH']}"}
+
+
 @pytest.fixture
 def cgroup() -> Iterator[ControlGroup]:
     """A control group of this test, without limits."""

@@ -167,9 +167,7 @@ def _train(setting: Setting, output: Path, plain: bool) -> None:
         if state.global_step % arguments.logging_steps:
             state.log_history[-1].pop("train_loss")  # Trainer does not average what it has not logged over the ranks
         found = {
-            "logged": [
-                {k: v for k, v in entry.items() if not k.endswith(_NOT_COMPARED)} for entry in state.log_history
-            ],
+            "logged": [_compared(entry) for entry in state.log_history],
             "steps": state.global_step,
             "best": Path(state.best_model_checkpoint or "").name,
             "checkpoints": sorted(path.name for path in output.glob("checkpoint-*")),

@@ -1,33 +1,24 @@
 """Real launchers: Slurm's srun on this machine, and those whose ranks could not communicate, refused in one line."""
 
 import json
-import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jobs
 import pytest
 from launcher_variables import BATCH_SCRIPT
-from slurm_node import slurm_node
 
 pytestmark = pytest.mark.job
 
 SCRIPT = Path(__file__).parents[1] / "hosts" / "checks" / "greets.py"
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with slurm_node(tmp_path_factory.mktemp("slurm")) as variables:
-        yield {**variables, "PATH": f"{jobs.BIN}{os.pathsep}{variables['PATH']}"}
-
-
 @pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
-def test_two_ranks(cluster: dict[str, str], mpi: str, tmp_path: Path) -> None:
+def test_two_ranks(slurm: dict[str, str], mpi: str, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     train = jobs.train("--backend", "ccl", "--record", str(record), str(SCRIPT), str(tmp_path))
-    result = jobs.run(["srun", "--ntasks=2", f"--mpi={mpi}", *train], timeout=120, env=cluster)
+    result = jobs.run(["srun", "--ntasks=2", f"--mpi={mpi}", *train], timeout=120, env=slurm)
     if "can not load PMIx library" in result.stderr:
         pytest.skip("Slurm's plugin pmix finds no libpmix.so (Debian: libpmix-dev)")
     assert result.returncode == 0, result.output

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import jobs
 import pytest
 from control_group import ControlGroup
 from layouts import format_mask
-from slurm_node import slurm_node
 
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.pinning.threads import allocate_locally, memory_policy
@@ -84,12 +83,6 @@ def test_ranks_pin_themselves(name: str) -> None:
     if name == "open-mpi" and "PYTHONPATH" in os.environ:
         launcher = [*launcher, "-x", "PYTHONPATH"]
     check(probe(launcher), plan())
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with slurm_node(tmp_path_factory.mktemp("slurm")) as variables:
-        yield {**variables, "PATH": f"{jobs.BIN}:{variables['PATH']}"}
 
 
 @pytest.mark.parametrize("binding", ["none", "mask_cpu"])
