@@ -26,7 +26,7 @@ from cpudist import processes
 from cpudist.lost_ranks import JOB_ID, told
 from cpudist.processes import SSH_DAEMONS, Process
 
-KEEPALIVE_TIMEOUT = 25.0  # seconds
+KEEPALIVE_TIMEOUT = 30.0  # seconds; an outage of 20 s ends before, when TCP repeats what was lost
 _SCAN_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _KILL_SECONDS = 5.0

@@ -18,7 +18,8 @@ from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
 from cpudist.waiting import poll
 
-_KEEPALIVE_SECONDS = 2.0
+_KEEPALIVE_SECONDS = 1.0
+_TELL_SECONDS = 10.0  # a host that has been silent for so long is named
 _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # the pipes to its standard input and output
 _OTHER_FILES = 200
@@ -73,7 +74,7 @@ class NodeAgents:
     @property
     def ranks_ended(self) -> bool:
         """Whether ranks have run, and have all ended on the hosts that answer."""
-        answering = [agent for agent in self._agents if not agent.silent_for(2 * _KEEPALIVE_SECONDS)]
+        answering = [agent for agent in self._agents if not agent.silent_for(4 * _KEEPALIVE_SECONDS)]
         return any(agent.had_ranks for agent in answering) and not any(agent.ranks for agent in answering)
 
     @property
@@ -91,6 +92,7 @@ class NodeAgents:
         self._receive()
         for place, agent in enumerate(self._agents):
             agent.keep_alive()
+            agent.tell_silence()
             if agent.may_connect_again:
                 self._agents[place] = agent.connected_again()
 
@@ -138,6 +140,7 @@ class _Agent:
         self.ranks = 0
         self.had_ranks = False
         self.answered = False
+        self._told = False  # that it is silent
         self.ended = False
         self.blamed: list[int] = []
         self.left: int | None = None
@@ -215,6 +218,16 @@ class _Agent:
         """Send a line every few seconds."""
         if time.monotonic() - self._sent > _KEEPALIVE_SECONDS:
             self.send("here")
+
+    def tell_silence(self) -> None:
+        """Name a host once it has not answered for 10 s, and again when it answers."""
+        if self.answered and not self.is_lost and self._told != self.silent_for(_TELL_SECONDS):
+            self._told = not self._told
+            if self._told:
+                end = f"the job ends at {node_agent.KEEPALIVE_TIMEOUT:.0f} s"
+                say(f"warning: {self.host.name} does not answer for {_TELL_SECONDS:.0f} s; {end}")
+            else:
+                say(f"{self.host.name} answers again")
 
     def send(self, line: str) -> None:
         """Send a line if the pipe has room; never block."""

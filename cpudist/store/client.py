@@ -17,7 +17,7 @@ from cpudist.waiting import poll, usable
 
 LONGEST_KEEPALIVE = 30.0
 _ATTEMPT_SECONDS, _SHORTEST_ATTEMPT_SECONDS = 5.0, 0.1  # Longest and shortest timeout for one address.
-_ANSWER_SECONDS = 15.0  # Timeout of a request that does not wait for keys.
+_ANSWER_SECONDS = LONGEST_KEEPALIVE  # Timeout of a request that does not wait for keys.
 
 
 class StoreLost(RuntimeError):

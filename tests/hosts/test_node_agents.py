@@ -193,7 +193,9 @@ SAYS = {
 }
 
 
-def test_what_agents_report_and_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_agents_report_and_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     started: list[list[str]] = []
 
     def command_on(host: Host, words: list[str]) -> list[str]:
@@ -210,6 +212,9 @@ def test_what_agents_report_and_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert agents.first_ended == {"h0": 2, "h2": 7}
     assert (agents.had_ranks, agents.without_ranks, agents.lost) == (True, [h1], [])
     assert not agents.signal_ranks(15)
+    monkeypatch.setattr(node_agents, "_TELL_SECONDS", 0.1)
+    assert not poll(agents.tick, 0.5)
+    assert capsys.readouterr().err.count("warning: h1 does not answer for 0 s; the job ends at 30 s\n") == 1
     assert agents.end() == [h1, h2], "one has processes left, and one does not say"
     assert {path.read_text() for path in tmp_path.iterdir()} == {"signal 15\nend\n"}
 

@@ -28,6 +28,15 @@ from cpudist.topology.identity import addresses
 HERE, THERE = Host("localhost"), Host("192.0.2.1", 4, "hosts, line 2")
 
 
+def test_a_slow_name_server_is_named_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(remote, "_SLOW_NAME_SECONDS", -1.0)
+    monkeypatch.setattr(remote, "_slow_names", [])
+    assert not any(map(remote.is_here, ("slow1.invalid", "slow2.invalid")))
+    assert capsys.readouterr().err.splitlines() == [
+        "cpudist: warning: the name server takes 0 s for slow1.invalid; add the hosts to /etc/hosts"
+    ]
+
+
 def test_only_another_machine_is_reached_by_ssh() -> None:
     for name in ("LOCALHOST", "127.0.0.2", "::1", socket.gethostname(), *addresses()):
         assert remote.command_on(Host(name), ["a b", "c"]) == ["a b", "c"], name
