@@ -24,7 +24,7 @@ from cpudist.doctor.versions import installed
 from cpudist.errors import Finding, UserError
 from cpudist.store.serve import listen
 from cpudist.topology import measured_ranks
-from cpudist.topology.identity import addresses, networks, node_identity, resolved
+from cpudist.topology.identity import addresses, networks, node_identity
 from cpudist.topology.machine import cpu_quota, this_machine
 from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
@@ -97,14 +97,18 @@ def _connect(names: Sequence[str], port: int, interface: str) -> str:
     """Connect to the first name or address that answers; return why there is none."""
     failures = []
     for name in names:
+        address = name
         try:
+            # Hydra's daemons try the first address of a name alone, an IPv4 one if there is one.
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            address = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
             source = (addresses(interface)[0], 0) if interface else None
-            with socket.create_connection((name, port), _CONNECT_SECONDS, source) as connection:
+            with socket.create_connection((address, port), _CONNECT_SECONDS, source) as connection:
                 connection.sendall(bytes(_TRIAL_BYTES))
                 if not poll(lambda: not _unacknowledged(connection), _CONNECT_SECONDS):
                     raise OSError("large packets get lost, since the MTU on the way is smaller than this host's")
         except (OSError, UserError) as error:
-            failures.append(f"{', '.join(sorted(resolved(name))) or name} port {port}: {error.args[-1]}")
+            failures.append(f"{address} port {port}: {error.args[-1]}")
         else:
             return ""
     return ", ".join(failures)

@@ -40,12 +40,24 @@ def test_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert network["message"].startswith("no network interface nosuch0 ")
 
 
-def test_a_host_that_cannot_connect_says_to_which_address_and_why() -> None:
+def test_a_host_that_cannot_connect_says_to_which_address_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _connect(["127.0.0.1"], free_port(), "").endswith(": Connection refused")
     assert "nosuchhost.invalid port" in _connect(["nosuchhost.invalid"], 1, "")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not _connect(["nosuchhost.invalid", "127.0.0.1"], port, "")
+        two, look_up = ["127.0.0.1", "127.0.0.2"], socket.getaddrinfo
+        names = {"h0": two}
+        monkeypatch.setattr(
+            socket,
+            "getaddrinfo",
+            lambda name, *rest, **kind: [
+                entry for one in names.get(name, [name]) for entry in look_up(one, *rest, **kind)
+            ],
+        )
+        assert not _connect(["h0"], port, "")
+        two.reverse()  # Hydra does not try the second address
+        assert _connect(["h0"], port, "").startswith(f"127.0.0.2 port {port}: ")
         assert "no network interface nosuch0" in _connect(["127.0.0.1"], port, "nosuch0")
 
 
