@@ -47,14 +47,11 @@ def test_a_host_that_cannot_connect_says_to_which_address_and_why(monkeypatch: p
         port = server.getsockname()[1]
         assert not _connect(["nosuchhost.invalid", "127.0.0.1"], port, "")
         two, look_up = ["127.0.0.1", "127.0.0.2"], socket.getaddrinfo
-        names = {"h0": two}
-        monkeypatch.setattr(
-            socket,
-            "getaddrinfo",
-            lambda name, *rest, **kind: [
-                entry for one in names.get(name, [name]) for entry in look_up(one, *rest, **kind)
-            ],
-        )
+
+        def looked_up(name: str, *rest: object, **kind: object) -> list[object]:
+            return [entry for one in (two if name == "h0" else [name]) for entry in look_up(one, *rest, **kind)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", looked_up)
         assert not _connect(["h0"], port, "")
         two.reverse()  # Hydra does not try the second address
         assert _connect(["h0"], port, "").startswith(f"127.0.0.2 port {port}: ")
@@ -111,7 +108,7 @@ def test_one_fault_of_the_network_gives_one_finding(failed: list[tuple[Host, Hos
         ("eth0 eth1", "eth0 eth1", "", None, ""),
         ("eth0 eth1", "eth0 eth1", "eth1", "eth0", "uses eth0 alone"),
         ("eth0 docker0", "eth0", "docker0", "eth0", "uses eth0 alone"),
-        ("eth0 eth1 eth2", "eth0 eth1 eth2", "eth1", None, "choose by --interface: eth0, eth2"),
+        ("eth0 eth1 eth2", "eth0 eth1 eth2", "eth1", None, "choose by --interface eth0 or eth2"),
         ("eth0 eth1", "ens3 eth1", "eth1", None, "ip link set eth1 down"),
     ],
 )
