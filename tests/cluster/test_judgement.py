@@ -83,11 +83,7 @@ FAULTS: dict[str, tuple[Change, list[str], str]] = {
     "one link": (_links(lambda link: (link.source, link.target) == (1, 3), bandwidth=1e7), ["h1 to h3"], "80 Mbit/s"),
     "one host's sending": (_links(lambda link: link.source == 3, bandwidth=1e7), ["h3"], "sends at most 80 Mbit/s"),
     "latency": (_links(lambda link: {link.source, link.target} == {0, 2}, latency=0.02), ["h0 and h2"], "20000 us"),
-    "pair": (
-        _links(lambda link: {link.source, link.target} == {1, 2}, bandwidth=1e7, latency=1),
-        ["h1 and h2"],
-        "80 M",
-    ),
+    "pair": (_links(lambda one: {one.source, one.target} == {1, 2}, bandwidth=1e7, latency=1), ["h1 and h2"], "80 M"),
     "late host": (_links_of(2, latency=0.02), ["h2"], "20000 us on all of its"),
     "slow host": (_links_of(3, bandwidth=1.175e7), ["h3"], "and receives at most 94"),
     "loss": (lambda figures: dataclasses.replace(figures, loss=(0.51, 0.5)), ["training"], "0.51"),

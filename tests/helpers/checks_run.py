@@ -10,8 +10,7 @@ import pytest
 CHECKS = Path(__file__).parents[1] / "backends" / "ccl" / "checks"
 
 JOBS = {
-    "intel-mpi, 2 ranks": jobs.mpirun(2, sys.executable),
-    "intel-mpi, 3 ranks": jobs.mpirun(3, sys.executable),
+    **{f"intel-mpi, {ranks} ranks": jobs.mpirun(ranks, sys.executable) for ranks in (2, 3, 4)},
     # Without -ppn MPICH 4.0's Hydra maps one rank per host, and Intel MPI's library aborts in MPI_Init.
     "mpich, 2 ranks": ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable],
     "open-mpi, 3 ranks": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable],

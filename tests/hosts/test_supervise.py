@@ -80,7 +80,7 @@ def test_a_reader_may_take_its_time() -> None:
             supervising.terminate()
 
 
-USR1, TERM, KILL = signal.SIGUSR1, signal.SIGTERM, "SIGKILL (dmesg there tells whether memory ran out)"
+USR1, TERM, KILL = signal.SIGUSR1, signal.SIGTERM, "was killed by SIGKILL (dmesg there tells whether memory ran out)"
 KILLED = "{0}\n=   BAD TERMINATION OF\n=   RANK 0 PID 9 RUNNING AT h0\n=   KILLED BY SIGNAL: {1} (Killed)\n{0}\n"
 
 
@@ -96,15 +96,7 @@ KILLED = "{0}\n=   BAD TERMINATION OF\n=   RANK 0 PID 9 RUNNING AT h0\n=   KILLE
         # An own loop does not save: the signal kills it, or memory runs out meanwhile.
         ([TERM], ["60"], 0, LOST, 0, "saved at SIGTERM\n", "stopped by SIGTERM\n"),
         ([signal.SIGHUP], ["60"], 0, "", 15, "saved at SIGTERM\n", "stopped by SIGHUP\n"),
-        (
-            [USR1],
-            ["60"],
-            0,
-            LOST,
-            9,
-            "saved at SIGUSR1\n",
-            f"stopped by SIGUSR1, and rank 0 on h0 was killed by {KILL}\n",
-        ),
+        ([USR1], ["60"], 0, LOST, 9, "saved at SIGUSR1\n", f"stopped by SIGUSR1, and rank 0 on h0 {KILL}\n"),
         ([TERM], [], 0, LOST, 9, "saved at SIGTERM\n", "stopped by SIGTERM\n"),
     ],
 )
@@ -150,7 +142,7 @@ def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("does", "status", "reason"),
     [
-        ("import os; os.kill(os.getpid(), 9)", 128 + 9, f"{Path(sys.executable).name}, was killed by {KILL}"),
+        ("import os; os.kill(os.getpid(), 9)", 128 + 9, f"{Path(sys.executable).name}, {KILL}"),
         (f"print('{BANNER}'); raise SystemExit(255)", 128 + 11, "rank 1 on h0 was killed by SIGSEGV"),  # Hydra
         # Open MPI's waits without a bound when a firewall blocks its daemons' answers.
         ("import time; time.sleep(1000)", 1, "started no rank within 10 s"),

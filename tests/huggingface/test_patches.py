@@ -46,12 +46,7 @@ pytestmark = pytest.mark.versions
 )
 @pytest.mark.usefixtures("alone")
 def test_other_versions(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    package: str,
-    owner: object,
-    name: str,
-    value: Any,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], package: str, owner: Any, name: str, value: Any
 ) -> None:
     """A version that is unknown stays as it is; only on gloo is it used."""
     running, used = job.require(), {"accelerate": accelerate.state.PartialState, "transformers": Trainer}[package]
@@ -236,9 +231,8 @@ def test_reporters_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     running.record.compared = {"waits": 0.2, "slowest_rank": 3, "delays": 0.1}  # of other ranks
     history = trained(tmp_path, report_to="own", **six)
     losses = [logs for logs in Reporter.seen if "loss" in logs]
-    assert [logs["loss"] for logs in losses] == running.record.training.losses[1:], (
-        "the record has the first step's, too"
-    )
+    _, *recorded = running.record.training.losses  # the first step's too
+    assert [logs["loss"] for logs in losses] == recorded
     assert len(losses) == 3
     assert all(logs["cpudist_samples_per_second"] > 0 for logs in losses)
     figures = {f"cpudist_{name}": value for name, value in running.record.compared.items()}

@@ -27,7 +27,8 @@ from cpudist.launchers.notebook import rank_variables, without_launcher
 from cpudist.launchers.one_world import corrected, describing
 
 NAMED_STEP = STEP | {"CPUDIST_TOKEN": "known"}
-ARBITRARY = NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary"}
+ON_NODES = NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]"}
+ARBITRARY = ON_NODES | {"SLURM_DISTRIBUTION": "arbitrary"}
 
 
 @pytest.mark.parametrize(
@@ -38,12 +39,7 @@ ARBITRARY = NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION":
         (HYDRA, "mpich", OverMpi(), 1),
         (HYDRA | {"MPI_LOCALNRANKS": "4"}, "mpich", OverMpi(), 1),
         (OPEN_MPI | {"OMPI_LIBDIR_LOC": "/nowhere"}, "open-mpi", OverMpi("libmpi.so.40", mpich_abi=False), 1),
-        (
-            NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]"},
-            "slurm",
-            AtAddress("n1", 15217, token="known", name_known=True),
-            1,
-        ),
+        (ON_NODES, "slurm", AtAddress("n1", 15217, token="known", name_known=True), 1),
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
         (PALS | {"PMI_SIZE": "4"}, "pals", OverMpi(), 1),
         (PALS | {"PMI_SIZE": "4", "PMI_RANK": "1"}, "pals", OverMpi(), 1),
@@ -205,7 +201,7 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "two"),
         *((NAMED_STEP | {"SLURM_STEP_NODELIST": hosts}, "not understood") for hosts in ("", "n[1-2")),
         (ARBITRARY, "MASTER_ADDR"),
-        (NAMED_STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_HOSTFILE": "hosts"}, "MASTER_ADDR"),
+        (ON_NODES | {"SLURM_HOSTFILE": "hosts"}, "MASTER_ADDR"),
         *((BY_HAND | {name: ""}, name) for name in ("MASTER_ADDR", "MASTER_PORT", "CPUDIST_TOKEN")),
         *((BY_HAND | {"MASTER_PORT": port}, "MASTER_PORT") for port in ("0", "65536", "²")),
         ({name: value for name, value in BY_HAND.items() if name != "MASTER_PORT"}, "MASTER_PORT"),

@@ -228,11 +228,8 @@ def test_states_of_the_generator_and_recomputed_activations_repeat_masks() -> No
     torch.set_rng_state(state)
     assert torch.equal(first, layers(inputs))
     found = []
-    for run in (
-        layers,
-        lambda x: checkpoint(layers, x, use_reentrant=False),
-        lambda x: checkpoint(layers, x, use_reentrant=True),
-    ):
+    recomputed = (partial(checkpoint, layers, use_reentrant=reentrant) for reentrant in (False, True))
+    for run in (layers, *recomputed):
         leaf = inputs.clone().requires_grad_()
         _seeded(lambda run=run, leaf=leaf: run(leaf)).square().mean().backward()
         found.append(leaf.grad)
@@ -338,10 +335,8 @@ def _by_definition(query: Any, key: Any, value: Any, mask: Any, causal: bool, ke
 def _drawn_attention(random: Random, dtype: torch.dtype) -> tuple[list[torch.Tensor], Any, bool]:
     """Query, key and value of any shape and layout, a mask and whether attention is causal."""
     batch, heads, shared = random.randint(1, 2), random.randint(1, 2), random.choice([1, 1, 3])
-    queries, size = (
-        random.choice([1, 33, 64, 100, random.randint(1, 600)]),
-        random.choice([1, 40, 64, random.randint(1, 130)]),
-    )
+    queries = random.choice([1, 33, 64, 100, random.randint(1, 600)])
+    size = random.choice([1, 40, 64, random.randint(1, 130)])
     keys = queries if random.random() < 0.5 else random.randint(1, 1100)
     tensors = []
     for tokens, count in ((queries, heads * shared), (keys, heads), (keys, heads)):
