@@ -61,9 +61,7 @@ class Guest(GlooBackend):
 
 
 @pytest.mark.job
-def test_a_backend_of_another_package_brings_its_options_and_findings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_backend_brings_its_options_and_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its entry point, beside one that is broken."""
     (tmp_path / "guest.py").write_text(_GUEST)
     (tmp_path / "script.py").write_text("import torch.distributed as dist; print('ran on', dist.get_backend())")

@@ -58,9 +58,7 @@ def test_a_host_that_cannot_connect_says_to_which_address_and_why(monkeypatch: p
         assert "no network interface nosuch0" in _connect(["127.0.0.1"], port, "nosuch0")
 
 
-def test_hosts_that_are_not_up_are_waited_for(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_for_hosts(clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One is up at once, one after 2 s; they are not asked again."""
     asked: list[str] = []
 

@@ -54,9 +54,7 @@ def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("mpi", MPIS)
-def test_what_a_dry_run_prints_runs_by_hand_also_with_more_arguments_than_a_launcher_takes(
-    bed: Bed, tmp_path: Path, mpi: str
-) -> None:
+def test_what_a_dry_run_prints_runs_by_hand_also_with_many_arguments(bed: Bed, tmp_path: Path, mpi: str) -> None:
     """Shards given by a glob. A process that a rank starts does not get them."""
     require(mpi)
     script, more = tmp_path / "counts.py", [f"data/part {number:05}.tar" for number in range(2000)]

@@ -125,9 +125,7 @@ def test_a_host_that_fails_twice_in_a_row_is_left_out() -> None:
     assert left_out == [[], [], [], [h1], [h1], [h1]], "without h2 too few would be left"
 
 
-def test_hosts_that_fail_or_are_away_at_a_restart(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_restarts(clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     h0, h1 = hosts = parse("h0:2\nh1:2\n")
     failed = JobExit(1, suspect=h1, output_lost=True)
     outcomes, away = iter([failed, failed, UserError("h0 is slow"), JobExit(0)]), iter([[], [h0], [], []])

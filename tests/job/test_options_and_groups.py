@@ -155,9 +155,7 @@ def test_a_call_joins_the_job_or_contradicts_it(
         dist.destroy_process_group()
 
 
-def test_a_backend_that_the_user_or_the_job_has_chosen_comes_first(
-    alone: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_backend_that_the_user_or_the_job_has_chosen_wins(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     job = require()
     assert [job.check_backend(name) for name in ("nccl", "nccl", "gloo", None)] == ["gloo"] * 4
     assert capsys.readouterr().err == "cpudist: the script asks for the backend nccl; backend='gloo' comes first\n"
@@ -252,9 +250,7 @@ def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job()
         (6, "5", (6, SCRIPT)),
     ],
 )
-def test_threads_that_the_script_has_chosen(
-    found: int, given: str | None, chosen: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_the_script(found: int, given: str | None, chosen: object, monkeypatch: pytest.MonkeyPatch) -> None:
     usable = SimpleNamespace(cpus=range(8), cores=range(4))
     machine = SimpleNamespace(usable=usable, topology=SimpleNamespace(cores=range(6)))
     monkeypatch.setattr(rank_pinning, "this_machine", lambda: machine)

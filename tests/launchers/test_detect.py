@@ -106,9 +106,7 @@ NESTED = {"TORCHELASTIC_ERROR_FILE": "/attempt_2/run_ab/attempt_1/0/error.json"}
         (POD | {"CPUDIST_RUN_ID": "uid"}, 0, {"uid": True}),
     ],
 )
-def test_knows_how_often_the_run_was_restarted_and_its_names(
-    env: dict[str, str], restarts: int, run_ids: dict[str, bool]
-) -> None:
+def test_knows_the_runs_restarts_and_its_names(env: dict[str, str], restarts: int, run_ids: dict[str, bool]) -> None:
     assert (detect(env).restarts, detect(env).run_ids) == (restarts, run_ids)
 
 

@@ -56,9 +56,7 @@ def test_steps_are_monotonic_in_bandwidth_and_hosts(scheme: str, hosts: int) -> 
         ({"gradients": {"compress": "int8"}}, 4, "bf16", [1.190047, 0.284675, 20.167274, 0.739779, -80e6]),
     ],
 )
-def test_a_run_of_two_ranks_a_host_with_two_groups(
-    fields: dict[str, Any], hosts: int, scheme: str, found: list[float]
-) -> None:
+def test_two_ranks_a_host_with_two_groups(fields: dict[str, Any], hosts: int, scheme: str, found: list[float]) -> None:
     """The first by hand: 60 MB are sent in 0.48 s, and work takes 0.025 s; 0.8775 s of 1.2 s were computing."""
     groups = [(0.2, 30_000_000), (0.0, 50_000_000)]
     run = record(

@@ -215,9 +215,7 @@ def test_what_is_no_figure_is_refused_and_the_record_goes_on() -> None:
         cpudist.shutdown()
 
 
-def test_other_users_cannot_read_the_file_while_it_is_replaced(
-    record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_users_cannot_read_the_file(record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record.path = tmp_path / "record.json"
     record.path.touch(mode=0o644)  # of a version that let them
     record.path.with_name(f".{record.path.name}.{os.getpid()}").touch(mode=0o644)  # of a killed process with this id
@@ -293,9 +291,7 @@ def test_a_device_is_written_to_and_not_replaced(record: RunRecord, tmp_path: Pa
     assert pipe.is_fifo()
 
 
-def test_a_restart_knows_what_the_attempts_before_it_have_done(
-    job: Observed, record: RunRecord, tmp_path: Path
-) -> None:
+def test_a_restart_knows_what_earlier_attempts_have_done(job: Observed, record: RunRecord, tmp_path: Path) -> None:
     record.path = file = tmp_path / "deep" / "record.json"
     job.counter.steps = 30
     record.write("failed")

@@ -128,9 +128,7 @@ def test_ranks_that_are_slow_in_turn_are_not_named() -> None:
         ({"clock": None}, "it is mostly in train.py:9"),
     ],
 )
-def test_a_slow_rank_is_named_once_with_its_cause(
-    fields: dict[str, Any], cause: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_cause_is_named_once(fields: dict[str, Any], cause: str, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(4)
     fixed = {name: value for name, value in fields.items() if name in ("threads", "clock")}
     job.paces[2] = replace(FIRST, **fixed)
@@ -158,9 +156,7 @@ def test_cores_that_all_ranks_lack_are_no_cause() -> None:
 
 
 @given(st.integers(1, 6), st.lists(st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6), max_size=30), st.data())
-def test_any_ranks_and_steps_are_compared_without_an_error(
-    size: int, readings: list[list[float]], data: st.DataObject
-) -> None:
+def test_any_ranks_and_steps_can_be_compared(size: int, readings: list[list[float]], data: st.DataObject) -> None:
     """Also where ranks publish late, or not at all; `_failed` says whether `compare` has raised."""
     job = Job(size)
     for number, shares in enumerate(readings, 1):

@@ -126,9 +126,7 @@ def test_steps_are_recorded_unless_the_training_ends_before(
     job.changes.undo()
 
 
-def test_a_rank_that_sends_nothing_and_a_folder_that_has_gone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_rank_and_a_folder_that_has_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = Observed(World(0, 2, 0, 2, 0, 1, "test", hosts=("here",)), timeout=0.2, store=dist.HashStore())
     (tmp_path / "out").mkdir()
     observer = Timeline(job, tmp_path / "out" / "trace.json", (1, 2))
@@ -164,9 +162,7 @@ def test_where_there_can_be_no_timeline() -> None:
     errors=st.tuples(st.integers(-50_000, 50_000), st.integers(-50_000, 50_000)),
     at=st.lists(st.integers(0, 10**10), min_size=2, max_size=10),
 )
-def test_aligned_clocks_differ_by_the_error_of_their_readings(
-    offset: int, drift: int, errors: tuple[int, int], at: list[int]
-) -> None:
+def test_aligned_clocks_differ_by_their_errors(offset: int, drift: int, errors: tuple[int, int], at: list[int]) -> None:
     length = 10**10
     readings = [(0, offset + errors[0], 50_000), (length, offset + drift + errors[1], 50_000)]
     for moment in at:

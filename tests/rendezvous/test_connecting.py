@@ -131,9 +131,7 @@ def test_a_process_that_a_rank_has_started_is_no_rank(monkeypatch: pytest.Monkey
         mpi.join(OverMpi(), Placement(0, 1), 5)
 
 
-def test_one_rank_reports_that_rank_0_is_not_there_yet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_rank_reports_a_late_rank_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
     address = AtAddress("127.0.0.1", free_port())
     for rank in (1, 2):

@@ -48,9 +48,7 @@ def _record(folder: Path) -> str:
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_other_ends_are_one_line(
-    error: BaseException, status: int, report: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ends_of_one_line(error: BaseException, status: int, report: str, capsys: pytest.CaptureFixture[str]) -> None:
     failure._report(error, lambda error: pytest.fail("no traceback"), "rank 1 on h0")
     assert (failure.exit_status(error), capsys.readouterr().err) == (status, report)
 

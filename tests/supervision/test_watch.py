@@ -74,9 +74,7 @@ def test_ranks_finish_together_and_the_store_ends_with_them(server: StoreProcess
     assert server._process.poll() == 0, "it does not wait for connections that the ranks have left open"
 
 
-def test_no_status_of_a_heartbeat_replaces_the_one_at_the_end(
-    server: StoreProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_heartbeat_replaces_the_status_at_the_end(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """That one alone has the pace of the whole training, for the record and the job's last line."""
     reading, go_on = threading.Event(), threading.Event()
     host, other = watch(server, 0, 20), watch(server, 1, 2)
@@ -104,9 +102,7 @@ def test_no_status_of_a_heartbeat_replaces_the_one_at_the_end(
         one.close()
 
 
-def test_a_rank_that_waits_for_rank_0_at_the_end_gives_up_after_ten_timeouts(
-    server: StoreProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_the_end_a_rank_waits_for_ten_timeouts(server: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     host, other = watch(server, 0, 20), watch(server, 1, 0.1)
     assert poll(lambda: other._store.check(["status/0"]), 20)
     waiting = r"after 1 s at the end still waiting for rank 0 \(h0\), last in train\.py:9"

@@ -44,9 +44,7 @@ def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: 
     assert extension.transport() == "mpi", "what the user has set stays"
 
 
-def test_only_import_statements_of_the_users_code_find_intels_binding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_imports_of_the_users_code_find_intels_binding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = (
         "import importlib.util\n"
         "found = importlib.util.find_spec('torch_ccl')\n"
@@ -142,9 +140,7 @@ def test_cxx_may_have_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         compiler.find_compiler()
 
 
-def test_a_library_that_others_could_have_written_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_others_could_write_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "none-such")
     library = tmp_path / "cache" / "key" / "gxx-0" / "it.so"
     library.parent.mkdir(parents=True)
@@ -157,9 +153,7 @@ def test_a_library_that_others_could_have_written_is_not_loaded(
         path.chmod(0o755)
 
 
-def test_a_library_of_another_compiler_serves_only_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_compilers_library_serves_only_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for label in ("clang++", "g++", "g++-12345678"):
         library = tmp_path / "key" / label / "it.so"
         library.parent.mkdir(parents=True)

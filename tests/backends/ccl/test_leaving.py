@@ -115,9 +115,7 @@ def test_a_killed_peer_is_noticed_without_a_job() -> None:
         (3, "oneccl", "wrapped", {0, 2}, r"ccl: all_reduce #\d+ .* timed out after 5\."),
     ],
 )
-def test_ranks_that_do_not_fit_together_or_do_not_come_get_one_error(
-    ranks: int, transport: str, what: str, told: set[int], words: str
-) -> None:
+def test_unfit_or_late_ranks_get_one_error(ranks: int, transport: str, what: str, told: set[int], words: str) -> None:
     variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if what == "wrapped" else {}
     result = without_job(ranks, what, str(len(told)), **variables, **only(transport))
     assert result.returncode != 0, result.output
