@@ -75,9 +75,7 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
     """Fail a test that starts a process and is not marked `job`. The interpreter calls this for every audit event."""
     if _unmarked and event in _STARTS_A_PROCESS:
         # Not an Exception, so code under test that catches those does not hide it.
-        pytest.fail(
-            f"{_unmarked[0]} starts a process, so mark it with pytest.mark.job: {event} {args[:2]}", pytrace=False
-        )
+        pytest.fail(f"{_unmarked[0]} starts a process; mark it with pytest.mark.job: {event} {args[:2]}", pytrace=False)
 
 
 @pytest.fixture

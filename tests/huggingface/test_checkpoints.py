@@ -221,9 +221,7 @@ def test_a_full_disk_ends_the_job_and_earlier_checkpoints_stay_whole(tmp_path: P
     assert len(lines) == 1, result.output
     whole = checkpoints(output)
     assert 0 < len(whole) < 1000
-    assert f"cannot save {output}/checkpoint-{len(whole) + 1}: the disk at {small_disk} is full (" in lines[0], (
-        result.output
-    )
+    assert f"cannot save {output}/checkpoint-{len(whole) + 1}: the disk at {small_disk} is full (" in lines[0]
     assert f"checkpoint-{len(whole)} is complete" in lines[0], result.output
     for checkpoint in whole.values():
         _load(checkpoint, ranks=2)

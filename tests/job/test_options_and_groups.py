@@ -61,9 +61,7 @@ def test_a_script_fills_only_what_the_command_line_leaves_open() -> None:
     ours = JobOptions(compress="int8", timeout=9, from_flags=True)
     both = ours.filled_from(JobOptions(compress="bf16", resume="never", async_checkpoint=True, stall=5, timeout=3))
     assert ours.filled_from(JobOptions()) == ours
-    assert both == JobOptions(
-        compress="int8", timeout=9, from_flags=True, resume="never", async_checkpoint=True, stall=5
-    )
+    assert both == replace(ours, resume="never", async_checkpoint=True, stall=5)
     defaults = JobOptions(resume="auto", async_checkpoint=False, compress="none")
     assert defaults.filled_from(JobOptions(resume="never", async_checkpoint=True, compress="bf16")) == defaults
 

@@ -158,9 +158,8 @@ def test_vmap_draws_as_its_randomness_says() -> None:
     for transformed in (func.grad(lambda x: drop(x).sum()), lambda x: drop(examples[0, 0]) + 0 * x):
         made = func.vmap(transformed, randomness="different")(examples[0])
         assert not torch.equal(made[0], made[1])
-    assert torch.equal(
-        _seeded(lambda: func.vmap(drop, randomness="same")(examples[0]))[1], _seeded(lambda: drop(examples[0, 0]))
-    )
+    same = func.vmap(drop, randomness="same")
+    assert torch.equal(_seeded(lambda: same(examples[0]))[1], _seeded(lambda: drop(examples[0, 0])))
 
 
 def _operators(run: Callable[[], object]) -> set[str]:
@@ -316,9 +315,7 @@ def test_compiled_attention_is_torchs(p: float, causal: bool, masked: bool, head
     torch.testing.assert_close(found[1], shared if heads > 1 else shared.sum(1, keepdim=True))
 
 
-WITH_KERNELS = pytest.mark.skipif(
-    "avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="the kernels need AVX512_BF16"
-)
+WITH_KERNELS = pytest.mark.skipif("avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="needs AVX512_BF16")
 
 
 def _by_definition(query: Any, key: Any, value: Any, mask: Any, causal: bool, kept: Any = 1) -> Any:
@@ -405,9 +402,8 @@ def test_attention_has_every_gradient_on_any_number_of_threads() -> None:
     twice = torch.autograd.grad(output, leaves, directions[0], create_graph=True)
     second = torch.autograd.grad(sum(one.square().sum() for one in twice), leaves)
     kept = torch.ops.cpudist.masked(torch.ones(2, 2, 70, 128), _seeded(lambda: torch.randint(2**63 - 1, ())), 0.3)
-    right = torch.autograd.grad(
-        _by_definition(*leaves, None, True, kept[..., :70]), leaves, directions[0], create_graph=True
-    )
+    exact = _by_definition(*leaves, None, True, kept[..., :70])
+    right = torch.autograd.grad(exact, leaves, directions[0], create_graph=True)
     wanted = torch.autograd.grad(sum(one.square().sum() for one in right), leaves)
     for one, other in zip(second, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

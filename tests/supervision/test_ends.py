@@ -210,9 +210,8 @@ def test_a_heartbeat_waits_for_nothing_that_the_script_holds() -> None:
             assert poll(lambda: time.monotonic() > begin + 6 and max(store.ages(keys)) < 4, 30), store.ages(keys)
             ranks = [one for line in rank_answers._sockets() if (one := StackAddress.of(line))]
             asked = [rank_answers._ask(one, None)[1] for one in ranks if one.job == job._context.stacks.job]
-            assert [rank_answers._parts(answer)[1]["steps"] for answer in asked] == [1, 1], (
-                "as `cpudist top` shows them"
-            )
+            shown = [rank_answers._parts(answer)[1]["steps"] for answer in asked]
+            assert shown == [1, 1], "as `cpudist top` shows them"
         assert len(held) > 50
         for lock in held:
             lock.release()

@@ -17,9 +17,7 @@ from cpudist.topology.identity import free_port
 pytestmark = pytest.mark.job
 
 KILLS = int(os.environ.get("CPUDIST_TEST_KILLS", "3"))  # each of a rank, under one launcher after the other
-LOOKED_UP = pytest.mark.skipif(
-    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on"
-)
+LOOKED_UP = pytest.mark.skipif(not hasattr(dist.Backend, "_ensure_backend_registered"), reason="since torch 2.14")
 
 
 def without_job(ranks: int, *words: str, timeout: float = 100, **variables: str) -> jobs.Result:

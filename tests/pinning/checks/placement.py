@@ -33,9 +33,8 @@ def state() -> dict[str, object]:
 
 
 def trained() -> dict[str, object]:
-    model = torch.nn.parallel.DistributedDataParallel(
-        torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
-    )
+    layers = [torch.nn.Linear(256, 256) for _ in range(4)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     for _ in range(4):
         model(torch.randn(64, 256)).square().mean().backward()
     return {
