@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,7 @@ class Communication:
         """
         original = DistributedDataParallel.__init__
 
+        @functools.wraps(original)
         def init(*args: Any, **kwargs: Any) -> None:
             given = inspect.signature(original).bind_partial(*args, **kwargs)
             self._drop_device_ids(given.arguments)

@@ -7,6 +7,7 @@ ccl or gloo, and put back.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ def track_ddp_models(changes: Changes) -> None:
     """
     original = DistributedDataParallel.__init__
 
+    @functools.wraps(original)  # the job's own patch, which may call this one, reads the signature
     def init(*args: Any, **kwargs: Any) -> None:
         given = inspect.signature(original).bind_partial(*args, **kwargs)
         given.arguments.setdefault("gradient_as_bucket_view", True)
