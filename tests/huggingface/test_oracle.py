@@ -154,7 +154,7 @@ def _train(setting: Setting, output: Path, plain: bool) -> None:
             logits, labels = logits[:, :-1], labels[:, 1:]
         smoothing = setting.arguments["label_smoothing_factor"]
         losses = cross_entropy(logits.transpose(1, 2), labels, reduction="none", label_smoothing=smoothing).mean(1)
-        if setting.loss == "counted":  # of a causal model Trainer leaves each row's first target out
+        if setting.loss == "counted":  # Trainer does not count the first target of a causal row
             losses *= labels.numel() / trainer._get_num_items_in_batch([{"labels": labels}], "cpu").item()
         filled = torch.stack(list(islice(cycle(losses), -(-len(losses) // setting.eval_row) * setting.eval_row)))
         means = filled.view(-1, setting.eval_batch).mean(1).repeat_interleave(setting.eval_batch)
