@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher, Placement, one_world
 from cpudist.topology.identity import node_identity
@@ -108,7 +108,7 @@ class RankInfo:
             UserError: another version of cpudist has written it.
         """
         try:
-            return answers.read(cls, answers.last_line(text))
+            return typed_json.read(cls, typed_json.last_line(text))
         except ValueError:
             raise UserError("a rank runs another version of cpudist; install the same one on all hosts") from None
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cpudist import answers
+from cpudist import typed_json
 
 FILE = "checkpoint.json"
 BLOCK = 1 << 22  # bytes to read or write at once
@@ -54,7 +54,7 @@ def seal(
 def read(folder: Path) -> Manifest | None:
     """Return the content of FILE in `folder`; empty if there is no such file, None if it is damaged."""
     try:
-        return answers.read(Manifest, json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return typed_json.read(Manifest, json.loads((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Manifest(None, 0, (), {}, {})
     except ValueError:

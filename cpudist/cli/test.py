@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.cli.bench import check_output
 from cpudist.cli.doctor import show
 from cpudist.cli.parser import Parser
@@ -81,7 +81,7 @@ def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
     if job.returncode:
         raise SystemExit(job.returncode)
     try:
-        return answers.taken(answers.last_line(job.stdout), "figures", ClusterFigures)[0]
+        return typed_json.taken(typed_json.last_line(job.stdout), "figures", ClusterFigures)[0]
     except ValueError:
         raise UserError("the ranks gave no figures; start them by mpirun -f hosts -ppn 1 cpudist test") from None
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.checkpoints import folders
 from cpudist.console import number_of, say, size
 from cpudist.errors import Finding, Level, UserError
@@ -200,8 +200,8 @@ async def _ask_all(
 
 def _facts(fields: Any, before: float, after: float) -> Facts:
     """Return a host's facts, or raise ValueError; `before` and `after` are our clock's times around its answer."""
-    theirs, others = answers.taken(fields, "seconds", float)
-    facts = answers.read(Facts, {**others, "skew": min(theirs - before, 0.0) or max(theirs - after, 0.0)})
+    theirs, others = typed_json.taken(fields, "seconds", float)
+    facts = typed_json.read(Facts, {**others, "skew": min(theirs - before, 0.0) or max(theirs - after, 0.0)})
     if not facts.ranks.keys() >= _PARTS or min(facts.ranks.values()) < 1:
         raise ValueError("the numbers of ranks are incomplete")
     return facts
@@ -209,7 +209,7 @@ def _facts(fields: Any, before: float, after: float) -> Facts:
 
 def _errors(fields: Any, count: int) -> list[str]:
     """Return why each of `count` connections failed, empty where it did not, or raise ValueError."""
-    errors, _ = answers.taken(fields, "errors", list[str])
+    errors, _ = typed_json.taken(fields, "errors", list[str])
     if len(errors) != count:
         raise ValueError("the number of connections is wrong")
     return errors

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.console import names_of, say
 from cpudist.errors import Finding
 from cpudist.launchers.mpi_launcher import Host
@@ -196,7 +196,7 @@ def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Find
     if answer.failure:
         return Finding("error", place(host), answer.failure, answer.remedy)
     try:
-        return read(answers.last_line(answer.output))
+        return read(typed_json.last_line(answer.output))
     except ValueError:
         last = answer.output.strip().rpartition("\n")[2]
         message = f"gives an answer that is not understood: {last[:80]!r}"

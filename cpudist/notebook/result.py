@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import cloudpickle
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.console import one_line
 from cpudist.errors import UserError
 from cpudist.lost_ranks import killed_by
@@ -99,7 +99,7 @@ class Failure:
         """Return the failure of another node's rank, with the present time of this machine's clock."""
         now = time.monotonic()
         try:
-            return answers.read(cls, {**answers.last_line(text), "at": now})
+            return typed_json.read(cls, {**typed_json.last_line(text), "at": now})
         except (TypeError, ValueError):
             return cls("another node", "reports a failure by another version of cpudist; install the same there", now)
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, peer, read_pipe
 
 _ANSWER_SECONDS = 2.0  # Longest wait for a rank's thread, which needs Python's interpreter lock.
@@ -63,7 +63,7 @@ class RankStacks:
     @classmethod
     def list_of(cls, listed: Any) -> list[RankStacks]:
         """Read the output of `main`, or raise ValueError if `listed` is not that."""
-        ranks = answers.read(list[RankStacks], listed)
+        ranks = typed_json.read(list[RankStacks], listed)
         return [replace(one, figures=_known(one.figures)) for one in ranks]
 
 
@@ -98,14 +98,14 @@ def _parts(answer: str) -> tuple[str, Mapping[str, Any]]:
     first, _, text = answer.partition("\n")
     if first.startswith("{"):
         with suppress(ValueError):  # a process that is no rank may use a rank's name
-            return _printable(text), _known(answers.last_line(first))
+            return _printable(text), _known(typed_json.last_line(first))
     return _printable(answer), {}
 
 
 def _known(figures: Any) -> Mapping[str, Any]:
     """Return a rank's figures; none of them if it is of a version that sends them otherwise."""
     try:
-        return answers.read(Figures, figures)
+        return typed_json.read(Figures, figures)
     except ValueError:
         return {}
 

@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, RendezvousMethod
@@ -133,7 +133,7 @@ def _connect_by_agent(
     def has_joined() -> bool:
         nonlocal result
         try:
-            found = answers.read(_Offer, answers.last_line(agent.get(key).decode()))
+            found = typed_json.read(_Offer, typed_json.last_line(agent.get(key).decode()))
             result = _accept(found, server, min(deadline - time.monotonic(), _RETRY_SECONDS), timeout, agents_token)
             _arrive(result, placement)
         except (UserError, StoreLost, ValueError) as error:

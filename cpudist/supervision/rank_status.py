@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.backends.interface import Call
 from cpudist.errors import is_user_code
 
@@ -96,7 +96,7 @@ class RankStatus:
     @classmethod
     def from_json(cls, text: str) -> RankStatus:
         """Read a status that `to_json` has written; raise ValueError for another text."""
-        return answers.read(cls, json.loads(text))
+        return typed_json.read(cls, json.loads(text))
 
 
 def status_of(

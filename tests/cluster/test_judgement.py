@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpudist import answers
+from cpudist import typed_json
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_bandwidth
 from cpudist.cluster.judgement import judge
 from cpudist.cluster.links import pairs_in_rounds
@@ -122,7 +122,7 @@ def test_the_best_of_each_figure_counts() -> None:
 
 def test_figures_cross_processes_and_the_bandwidth_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert answers.read(ClusterFigures, json.loads(json.dumps(dataclasses.asdict(cluster())))) == cluster()
+    assert typed_json.read(ClusterFigures, json.loads(json.dumps(dataclasses.asdict(cluster())))) == cluster()
     assert cluster(1).bandwidth is last_bandwidth() is None
     keep(cluster(1))
     assert last_bandwidth() is None

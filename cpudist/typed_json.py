@@ -3,7 +3,7 @@
 The process may run another version of cpudist. Its output may be cut short, or begin with a login shell's greeting.
 msgspec checks the values against a type, such as a dataclass, so that other code can rely on them::
 
-    facts = answers.read(Facts, answers.last_line(output))
+    facts = typed_json.read(Facts, typed_json.last_line(output))
 """
 
 import json
