@@ -19,7 +19,7 @@ from typing import IO, Any
 from cpudist import user_cache
 from cpudist.console import duration, say
 from cpudist.errors import UserError
-from cpudist.private import why_not_trusted
+from cpudist.trust import why_not_trusted
 from cpudist.waiting import poll
 
 _LOG = "compile.log"

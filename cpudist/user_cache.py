@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist.errors import UserError
-from cpudist.private import home
+from cpudist.trust import home
 
 
 def cache_folder() -> Path | None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cpudist import private, typed_json
+from cpudist import trust, typed_json
 from cpudist.errors import UserError
 
 
@@ -61,7 +61,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_that_make_the_secret_at_once_have_the_same(home: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        (found,) = {future.result() for future in [pool.submit(private.secret) for _ in range(16)]}
+        (found,) = {future.result() for future in [pool.submit(trust.secret) for _ in range(16)]}
     assert len(found) == 64
     (file,) = (home / ".config/cpudist").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -82,28 +82,28 @@ def test_a_file_without_a_secret_names_the_remedy(home: Path, text: str, mode: i
     other.chmod(mode or 0o600)
     other.rename(file) if mode else file.symlink_to(other)
     with pytest.raises(UserError, match=part):
-        private.secret()
+        trust.secret()
 
 
 def test_a_user_without_a_name_and_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 987654321)
-    assert private.home() is None
+    assert trust.home() is None
     with pytest.raises(UserError, match="no home folder"):
-        private.secret()
+        trust.secret()
 
 
 def test_who_could_change_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
-    assert private.why_not_trusted(tmp_path) is None
+    assert trust.why_not_trusted(tmp_path) is None
     tmp_path.chmod(0o775)
-    assert private.why_not_trusted(tmp_path) == f"{tmp_path} can be written by other users (chmod go-w {tmp_path})"
+    assert trust.why_not_trusted(tmp_path) == f"{tmp_path} can be written by other users (chmod go-w {tmp_path})"
     tmp_path.chmod(0o755)
     if os.getuid() == 0:
         os.chown(tmp_path, 12345, -1)
     else:
         monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert private.why_not_trusted(tmp_path) == f"{tmp_path} belongs to another user, not to you or root"
+    assert trust.why_not_trusted(tmp_path) == f"{tmp_path} belongs to another user, not to you or root"
 
 
 NAMES = ["HF_TOKEN", "hub.token", "apikey", "api-key", "passwd", "WANDB_API_KEY", "db.password", "accessKey", "auth"]
@@ -128,13 +128,13 @@ FORMS = {
 def test_no_secret_survives(name: str, form: str, value: str, small: bool) -> None:
     value = f"<{value}>"
     words = [word.format(name=name.lower() if small else name, value=value) for word in FORMS[form]]
-    shown = private.without_secrets(["run.py", *words, "--lr", "3"])
+    shown = trust.without_secrets(["run.py", *words, "--lr", "3"])
     assert not any(value in word for word in shown)
     assert (shown[0], shown[-2:], len(shown)) == ("run.py", ["--lr", "3"], len(words) + 3)
 
 
 def test_other_words_stay() -> None:
     words = ["--tokenizer_name", "x", "--max_new_tokens", "5", "--pad_token_id=0", "--config", "a:b", "me@host", ""]
-    assert private.without_secrets(words) == words
-    assert private.without_secrets(["login", "hf_" + "aB3" * 12]) == ["login", "***"]
-    assert private.without_secrets([]) == []
+    assert trust.without_secrets(words) == words
+    assert trust.without_secrets(["login", "hf_" + "aB3" * 12]) == ["login", "***"]
+    assert trust.without_secrets([]) == []

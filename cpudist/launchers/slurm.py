@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cpudist.errors import UserError
 from cpudist.launchers.launcher import FIRST_SPECIAL_STEP, AtAddress, Launcher, OverMpi, Placement
-from cpudist.private import secret
+from cpudist.trust import secret
 
 # Slurm's compressed notations: host lists (`n[01-03,7],gpu-a`) and counts per node (`2(x3),1`).
 _FIRST_HOST = re.compile(r"(?:[^,\[\]]|\[\d[\d,-]*\])+")
