@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.backends.auto_compression import choose_later
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
-from cpudist.backends.measured import choose_later
 from cpudist.console import say
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import cpudist
 from cpudist import backends, job
-from cpudist.backends import Backend, Devices, measured
+from cpudist.backends import Backend, Devices, auto_compression
 from cpudist.backends.ccl.ccl_backend import CclBackend
 from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.backends.gloo import GlooBackend
@@ -225,6 +225,6 @@ def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFi
 
 
 def test_what_auto_takes() -> None:
-    choices = [measured._choice(2 * share, 2.0) for share in (0.09, 0.19, 0.4)]
+    choices = [auto_compression._choice(2 * share, 2.0) for share in (0.09, 0.19, 0.4)]
     assert [scheme for scheme, _ in choices] == ["none", "bf16", "bf16"]
     assert ["int8 or powersgd spare more" in reason for _, reason in choices] == [False, False, True]

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import job
-from cpudist.backends import measured
+from cpudist.backends import auto_compression
 from cpudist.backends.ccl import extension
 from cpudist.backends.ccl.ccl_group import WireOptions
 
@@ -131,7 +131,7 @@ def check_ddp() -> None:
     after = torch.nn.utils.parameters_to_vector(compressed.parameters()).detach()
     assert same_on_all_ranks(after)
     assert 0 < float((before - after).norm()) < 0.02 * float(before.norm())
-    for measured._SHARE, chosen in ((0.0, "bf16"), (float("inf"), "none")) if wire == "bf16" else ():
+    for auto_compression._SHARE, chosen in ((0.0, "bf16"), (float("inf"), "none")) if wire == "bf16" else ():
         assert same_on_all_ranks(torch.nn.utils.parameters_to_vector(trained("auto").parameters()).detach())
         assert running.record.compression == chosen
 
