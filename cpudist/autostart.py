@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cpudist.on_import import after_import
+from cpudist.patching.on_import import after_import
 
 _ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # number of processes that the user asked accelerate for
 
@@ -36,10 +36,10 @@ def _prepare(module: ModuleType) -> None:
 
     launcher = launchers.detect()
     from cpudist import api, job
-    from cpudist.changes import Changes
     from cpudist.console import end_now, say
     from cpudist.errors import USER_ERROR, UserError
     from cpudist.huggingface.training_arguments import add_fields
+    from cpudist.patching.undo import Changes
     from cpudist.training.run_target import time_trainer
 
     cls: Any = getattr(module, "TrainingArguments", None)

@@ -13,7 +13,7 @@ from torch.autograd import Variable
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.changes import Changes
+from cpudist.patching.undo import Changes
 
 
 class DdpWaits:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 

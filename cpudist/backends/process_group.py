@@ -20,12 +20,12 @@ from cpudist.backends.ddp_waits import DdpWaits
 from cpudist.backends.interface import Backend
 from cpudist.console import option
 from cpudist.errors import UserError
-from cpudist.on_import import after_import
+from cpudist.patching.on_import import after_import
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 

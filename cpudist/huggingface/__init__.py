@@ -25,8 +25,8 @@ from cpudist.checkpoints.background import Background
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface import accelerate_patches, resuming, trainer, trainer_checkpoints, training_arguments
-from cpudist.on_import import after_import
 from cpudist.optimization.native import own_compile_cache
+from cpudist.patching.on_import import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,13 +16,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpudist.changes import replaced
 from cpudist.checkpoints import manifest
 from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface.restart_point import STATE, damage, is_of_run, newest_of_run, number_training
 from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
+from cpudist.patching.undo import replaced
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context

@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils._pytree import tree_map
 
-from cpudist.changes import replaced
 from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.training_arguments import computing_type
 from cpudist.optimization import applied, kernels
+from cpudist.patching.undo import replaced
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context

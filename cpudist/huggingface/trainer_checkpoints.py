@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cpudist.changes import replaced
 from cpudist.checkpoints import folders, manifest
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.huggingface.restart_point import adopt
+from cpudist.patching.undo import replaced
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context

@@ -22,8 +22,8 @@ from cpudist.optimization import precision
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
-    from cpudist.changes import Changes
     from cpudist.huggingface import Context
+    from cpudist.patching.undo import Changes
 
 
 def _flag(default: Any, text: str) -> Any:

@@ -16,8 +16,8 @@ from cpudist.console import say
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
-    from cpudist.changes import Changes
     from cpudist.observability.record import RunRecord
+    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 

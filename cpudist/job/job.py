@@ -16,7 +16,6 @@ import torch
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.backends.options import with_defaults
-from cpudist.changes import Changes
 from cpudist.console import option, say
 from cpudist.errors import UserError
 from cpudist.job.communication import Communication
@@ -30,6 +29,7 @@ from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.unsynchronized import UnsynchronizedRanks
+from cpudist.patching.undo import Changes
 from cpudist.rendezvous import all_gather, awaited
 from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
-from cpudist.changes import Changes
 from cpudist.console import in_time, is_interactive, say
 from cpudist.errors import StartupTimeout
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.rank_answers import ask_ranks
 from cpudist.observability.stack_server import StackServer
+from cpudist.patching.undo import Changes
 from cpudist.rendezvous import all_gather, connect, gather
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision import failure

@@ -2,8 +2,8 @@
 
 import os
 
-from cpudist.changes import Changes
 from cpudist.launchers import Launcher
+from cpudist.patching.undo import Changes
 from cpudist.pinning import Pinning, decide
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import BINDING, THREADS, threads_set

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from cpudist.backends.process_group import CPU_ONLY
-from cpudist.changes import Changes
 from cpudist.errors import UserError
+from cpudist.patching.undo import Changes
 
 PACKAGE = "intel_extension_for_pytorch"
 

@@ -11,10 +11,10 @@ It must not import torch, MPI or jobs.
 import os
 from collections.abc import Mapping
 
-from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
+from cpudist.patching.undo import Changes
 from cpudist.pinning.preload import preload_allocator
 from cpudist.pinning.rank_cpus import Pinning, Starter, own_share, starter_of
 from cpudist.topology.machine import this_machine

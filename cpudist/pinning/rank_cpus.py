@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, replace
 
 from cpudist import processes
-from cpudist.changes import Changes
 from cpudist.console import say
+from cpudist.patching.undo import Changes
 from cpudist.pinning.threads import bind
 from cpudist.topology.kernel_files import format_list
 from cpudist.topology.limits import Limits

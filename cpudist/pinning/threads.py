@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from cpudist.changes import Changes
+from cpudist.patching.undo import Changes
 from cpudist.topology.pinning_plan import RankPlan
 
 # System call numbers of set_mempolicy and get_mempolicy; the newer architectures share one table.

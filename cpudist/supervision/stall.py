@@ -23,7 +23,7 @@ from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.watch import CLAIMS, REPORTED
 
 if TYPE_CHECKING:
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
     from cpudist.supervision.step_counter import StepCounter
     from cpudist.world import World
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch.utils.data.dataloader as dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cpudist.changes import Changes
+from cpudist.patching.undo import Changes
 
 
 class StepCounter:

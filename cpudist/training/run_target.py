@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from cpudist.console import say
 from cpudist.observability.gradient_times import GradientTimes
-from cpudist.on_import import after_import
+from cpudist.patching.on_import import after_import
 from cpudist.training.interruption import Interrupted, Interruption
 
 if TYPE_CHECKING:
-    from cpudist.changes import Changes
     from cpudist.job import Job
+    from cpudist.patching.undo import Changes
     from cpudist.target import Target
 
 # Variables that the libraries read when they are imported.

@@ -18,8 +18,8 @@ from cpudist.backends import Backend, Devices, auto_compression
 from cpudist.backends.ccl.ccl_backend import CclBackend
 from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.backends.gloo import GlooBackend
-from cpudist.changes import Changes
 from cpudist.errors import UserError
+from cpudist.patching.undo import Changes
 from cpudist.training.callbacks import EndStep
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpudist.backends.gloo import GlooBackend
-from cpudist.changes import Changes
+from cpudist.patching.undo import Changes
 from cpudist.supervision.rank_status import RankStatus
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.world import RankInfo, World

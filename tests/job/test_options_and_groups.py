@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 import cpudist
-from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.job import communication, current, job_options, rank_pinning, require
 from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
+from cpudist.patching.undo import Changes
 from cpudist.world import World
 
 ENV = {"WORLD_SIZE": "5", "RANK": "3"}

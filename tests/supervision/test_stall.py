@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from ranks import begin, fork_ranks
 
-from cpudist.changes import Changes
 from cpudist.console import say
+from cpudist.patching.undo import Changes
 from cpudist.supervision import stall
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import beat_seconds

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from cpudist import launchers, rank_process
 from cpudist.backends.ccl.compilation import MODULE, ensure_built
 from cpudist.backends.ccl.toolchain import find_libraries
-from cpudist.changes import Changes
 from cpudist.console import end_now, say
 from cpudist.errors import UserError
+from cpudist.patching.undo import Changes
 from cpudist.rendezvous import mpi
 
 Transport = Literal["mpi", "ofi"]

@@ -11,7 +11,7 @@ from torch_xla.experimental import plugins
 from cpudist.backends.xla import gpu
 
 if TYPE_CHECKING:
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 _PRECISION = {"highest": "highest", "high": "high", "medium": "default"}

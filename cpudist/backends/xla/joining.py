@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 import torch.distributed as dist
 
 from cpudist import backends
-from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.launchers.env import Env
+from cpudist.patching.undo import Changes
 from cpudist.rendezvous import all_gather
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from cpudist.errors import UserError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 _OPERATIONS = {

@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from cpudist.backends.xla import gpu, mesh
-from cpudist.changes import Changes
 from cpudist.errors import UserError
+from cpudist.patching.undo import Changes
 
 KINDS = ("cpu", "cuda", "tpu")
 

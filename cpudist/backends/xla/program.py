@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from cpudist.backends.process_group import ProcessGroupBackend
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 

@@ -23,7 +23,7 @@ from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 

@@ -20,7 +20,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from cpudist.changes import Changes
+    from cpudist.patching.undo import Changes
 
 # Size of the flat tensors to reduce, in bytes. Large ones need few transfers, and ccl divides them itself.
 BUCKET_BYTES = 100 * 2**20

@@ -13,8 +13,8 @@ from cpudist.backends.interface import Backend
 from cpudist.backends.options import Option
 from cpudist.backends.xla import pjrt
 from cpudist.backends.xla.xla_devices import XlaDevices
-from cpudist.changes import Changes
-from cpudist.on_import import after_import
+from cpudist.patching.on_import import after_import
+from cpudist.patching.undo import Changes
 
 if TYPE_CHECKING:
     import torch

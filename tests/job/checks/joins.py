@@ -63,7 +63,7 @@ def state() -> dict[str, object]:
         "excepthook": sys.excepthook,
         "init_process_group": dist.init_process_group,
         "default_pg_timeout": distributed_c10d.default_pg_timeout,
-        "finders": [finder for finder in sys.meta_path if type(finder).__module__ == "cpudist.on_import"],
+        "finders": [finder for finder in sys.meta_path if type(finder).__module__ == "cpudist.patching.on_import"],
         "watches": [thread.name for thread in threading.enumerate() if thread.name == "cpudist-heartbeat"],
     }
 

@@ -16,8 +16,8 @@ import cpudist
 from cpudist import job
 from cpudist.backends.xla import patches, xla_group
 from cpudist.backends.xla.program import Program
-from cpudist.changes import Changes
 from cpudist.errors import UserError
+from cpudist.patching.undo import Changes
 from cpudist.world import World
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.changes import Changes
-from cpudist.on_import import after_import
+from cpudist.patching.on_import import after_import
+from cpudist.patching.undo import Changes
 
 
 @pytest.mark.parametrize("there_before", [False, True])
