@@ -20,7 +20,7 @@ import psutil
 
 from cpudist.backends.interface import Call
 from cpudist.launchers import Placement
-from cpudist.lost_ranks import LostRank
+from cpudist.processes.lost_ranks import LostRank
 from cpudist.store import protocol
 from cpudist.store.client import Address, Connection
 from cpudist.store.process import StoreProcess

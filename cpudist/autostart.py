@@ -36,10 +36,11 @@ def _prepare(module: ModuleType) -> None:
 
     launcher = launchers.detect()
     from cpudist import api, job
-    from cpudist.console import end_now, say
+    from cpudist.console import say
     from cpudist.errors import USER_ERROR, UserError
     from cpudist.huggingface.training_arguments import add_fields
     from cpudist.patching.undo import Changes
+    from cpudist.processes.ending import end_now
     from cpudist.training.run_target import time_trainer
 
     cls: Any = getattr(module, "TrainingArguments", None)

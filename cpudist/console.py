@@ -1,4 +1,4 @@
-"""Format amounts, print lines that begin with `cpudist: ` on standard error, and end this process at once."""
+"""Format amounts, and print lines that begin with `cpudist: ` on standard error."""
 
 import _thread
 import contextlib
@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import NoReturn
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -19,9 +18,6 @@ _CURVE_CELLS = 24
 _LARGEST_LOSS = 1e300  # the sum of larger losses may be infinite
 _HOSTS = 3  # Most hosts named in one sentence.
 _FLUSH_SECONDS = 2.0  # Longest wait: a full pipe or disk may block forever.
-
-# Called by `end_now` once it has written why this process ends, so that no other rank reports it as lost.
-after_last_line: set[Callable[[], object]] = set()
 
 
 def say(line: str, program: str = "cpudist") -> None:
@@ -125,29 +121,6 @@ def is_interactive() -> bool:
         return True
     shell = sys.modules.get("IPython")
     return shell is not None and shell.get_ipython() is not None
-
-
-def flush_output(line: str = "") -> None:
-    """Write `line` and flush standard output and standard error, for at most two seconds."""
-
-    def write() -> None:
-        if line:
-            say(line)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-
-    in_time(write)  # another thread may hold the stream's lock, blocked in a write of its own
-
-
-def end_now(status: int, line: str = "") -> NoReturn:
-    """Write `line` and end this process without finalizers, which could wait for a lost peer."""
-    try:
-        flush_output(line)
-        for report in after_last_line if line else ():
-            in_time(report)
-    finally:
-        os._exit(status)
 
 
 def in_time(function: Callable[[], object], seconds: float = _FLUSH_SECONDS) -> None:

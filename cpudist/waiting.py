@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from cpudist.console import end_now, say
+from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.processes.ending import end_now
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 LONG_WAIT_SECONDS = 10.0  # One rank reports a longer wait.

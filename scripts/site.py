@@ -15,8 +15,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 import cpudist
-from cpudist import lost_ranks
 from cpudist.cli import main, train
+from cpudist.processes import lost_ranks
 
 _ROOT = Path(__file__).resolve().parents[1]
 _CODE_WORD = re.compile(r"(?<=[>\s])[^\s<>]{2,28}(?=[<\s])")

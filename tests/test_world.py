@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cpudist.errors import UserError
 from cpudist.launchers import Placement
-from cpudist.lost_ranks import JOB_ID, LostRank, first_killed, tell_launch, told
+from cpudist.processes.lost_ranks import JOB_ID, LostRank, first_killed, tell_launch, told
 from cpudist.world import RankInfo, World, assign_nodes, elsewhere
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)

@@ -14,7 +14,7 @@ from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.observability.rank_answers import RankStacks, ask_ranks
 from cpudist.observability.stack_server import SIGNAL
-from cpudist.processes import python_main
+from cpudist.processes.procfs import python_main
 
 HELP = "show what every rank of a running job is doing"
 DESCRIPTION = f"""\

@@ -19,7 +19,7 @@ from cpudist.errors import Finding, Level, UserError
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
 from cpudist.hosts.remote import THIS_HOST, ask_all, ask_each, is_here, names, place, program_on, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.processes import python_main
+from cpudist.processes.procfs import python_main
 from cpudist.topology.identity import INTERFACE_VARIABLES, addresses
 from cpudist.topology.pinning_plan import Part
 

@@ -22,9 +22,9 @@ import sys
 import time
 from contextlib import suppress
 
-from cpudist import processes
-from cpudist.lost_ranks import JOB_ID, told
-from cpudist.processes import SSH_DAEMONS, Process
+from cpudist.processes import procfs
+from cpudist.processes.lost_ranks import JOB_ID, told
+from cpudist.processes.procfs import SSH_DAEMONS, Process
 
 KEEPALIVE_TIMEOUT = 30.0  # seconds; an outage of 20 s ends before, when TCP repeats what was lost
 _SCAN_SECONDS = 1.0
@@ -77,7 +77,7 @@ class _Agent:
         self._words = [job, rank_variable]  # every agent of this job has these arguments
         self._ranks: dict[Process, tuple[str, int | None]] = {}  # process -> (rank, descriptor)
         self._known: dict[int, Process] = {}
-        own = processes.read(os.getpid())
+        own = procfs.read(os.getpid())
         assert own is not None
         self._own = own
 
@@ -121,10 +121,10 @@ class _Agent:
         """Return whether a newer agent of this job starts in time; wait only while processes of the job are left."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._find():
-            for process in processes.read_all().values():
+            for process in procfs.read_all().values():
                 if process.start > self._own.start:
                     with suppress(OSError):  # it has ended
-                        if processes.command_line(process.pid)[-3:-1] == self._words:
+                        if procfs.command_line(process.pid)[-3:-1] == self._words:
                             return True
             time.sleep(_LOOK_SECONDS)
         return False
@@ -137,9 +137,9 @@ class _Agent:
         self._find()
         parents = {os.getppid(), *(process.parent for process in self._known.values())} - self._known.keys()
         own = {self._own.pid, *self._known}
-        shared = {process.parent for process in processes.read_all().values() if process.pid not in own}
+        shared = {process.parent for process in procfs.read_all().values() if process.pid not in own}
         for pid in parents - shared:
-            process = processes.read(pid)
+            process = procfs.read(pid)
             if process is not None and process.name in SSH_DAEMONS:
                 _signal(process, signal.SIGKILL)
 
@@ -158,7 +158,7 @@ class _Agent:
         A process belongs to the job if it or an ancestor has had CPUDIST_JOB_ID in its environment. The present
         environment is not enough: a process may overwrite it, and start others with an empty one.
         """
-        marked, living = processes.with_variable(JOB_ID, self._job), processes.read_all()
+        marked, living = procfs.with_variable(JOB_ID, self._job), procfs.read_all()
         self._known = {
             pid: living[pid]
             for pid, process in self._known.items()
@@ -190,12 +190,12 @@ class _Agent:
 
 
 def _lives(process: Process) -> bool:
-    now = processes.read(process.pid)
+    now = procfs.read(process.pid)
     return now is not None and now.start == process.start
 
 
 def _signal(process: Process, number: int) -> None:
-    processes.send_signal(process.pid, number, lambda: _lives(process))
+    procfs.send_signal(process.pid, number, lambda: _lives(process))
 
 
 def report(line: str) -> None:

@@ -20,8 +20,8 @@ from cpudist.hosts.remote import names
 from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
-from cpudist.lost_ranks import JOB_ID
-from cpudist.processes import own_age
+from cpudist.processes.lost_ranks import JOB_ID
+from cpudist.processes.procfs import own_age
 from cpudist.topology.identity import addresses, resolved
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"

@@ -19,8 +19,8 @@ from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.hosts.remote import names
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
-from cpudist.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
-from cpudist.relay import Relay
+from cpudist.processes.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
+from cpudist.processes.relay import Relay
 
 _LOOK_SECONDS = 0.1
 _SILENT_SECONDS = 2.0  # after this long without output, a line reports the start's progress

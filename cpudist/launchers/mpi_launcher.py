@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cpudist.launchers.launcher import Launcher
-from cpudist.lost_ranks import LostRank
+from cpudist.processes.lost_ranks import LostRank
 
 
 @dataclass(frozen=True)

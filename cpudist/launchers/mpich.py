@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from cpudist import processes
 from cpudist.errors import UserError
 from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
+from cpudist.processes import procfs
 
 _OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per node"}
 
@@ -58,10 +58,10 @@ class Mpich(MpiLauncher):
     @property
     def requested_nodes(self) -> int | None:
         """The number of nodes on mpiexec's command line, which only ranks on mpiexec's host can read."""
-        for process in processes.ancestors():
+        for process in procfs.ancestors():
             if process.name in self.programs:
                 with contextlib.suppress(OSError):  # it has ended meanwhile
-                    return requested_nodes(processes.command_line(process.pid))
+                    return requested_nodes(procfs.command_line(process.pid))
         return None
 
     @classmethod

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from cpudist import processes
 from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
+from cpudist.processes import procfs
 
 # File name of Open MPI's library from 2.x to 5.x; no MPICH has a library of this name.
 _LIBRARY = "libmpi.so.40"
@@ -86,8 +86,8 @@ class OpenMpi(MpiLauncher):
     def _library_folders(self) -> Iterator[Path]:
         if folder := self._variables.get("OMPI_LIBDIR_LOC"):  # set by Open MPI 5
             yield Path(folder)
-        for process in processes.ancestors():
-            program = processes.executable(process.pid)
+        for process in procfs.ancestors():
+            program = procfs.executable(process.pid)
             if program is not None and program.name in (*self.programs, *self.daemons, "prte"):
                 yield program.parent.parent / "lib"
                 yield program.parent.parent / "lib64"

@@ -22,8 +22,8 @@ from cpudist.notebook.cell import LiveView, shell
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.result import Failure, Result, ResultChannel
 from cpudist.notebook.settings import Settings
-from cpudist.processes import python_main
-from cpudist.relay import Relay
+from cpudist.processes.procfs import python_main
+from cpudist.processes.relay import Relay
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 _POLL_SECONDS = 0.1

@@ -17,7 +17,7 @@ import cloudpickle
 from cpudist import typed_json
 from cpudist.console import one_line
 from cpudist.errors import UserError
-from cpudist.lost_ranks import killed_by
+from cpudist.processes.lost_ranks import killed_by
 
 _HEAD_START = 1.0  # other ranks may fail up to this long before a killed rank is noticed
 

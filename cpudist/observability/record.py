@@ -24,7 +24,7 @@ from cpudist.console import duration, names_of, number_of, option, say
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.rank_table import waiting
 from cpudist.observability.training_figures import Training
-from cpudist.processes import own_age
+from cpudist.processes.procfs import own_age
 from cpudist.trust import new_file, without_secrets
 from cpudist.version import __version__
 from cpudist.world import corrected_variables

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from cpudist import processes
 from cpudist.console import say
 from cpudist.patching.undo import Changes
 from cpudist.pinning.threads import bind
+from cpudist.processes import procfs
 from cpudist.topology.kernel_files import format_list
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
@@ -52,8 +52,8 @@ def starter_of(rank_variable: str | None) -> Starter:
     """
     own = os.environ.get(rank_variable) if rank_variable else None
     pid, variables = os.getppid(), None
-    for process in processes.ancestors():
-        pid, variables = process.pid, processes.environment(process.pid)
+    for process in procfs.ancestors():
+        pid, variables = process.pid, procfs.environment(process.pid)
         if own is None or variables is None or variables.get(str(rank_variable)) != own:
             break
     try:

@@ -10,10 +10,10 @@ import os
 import sys
 from typing import Any
 
-from cpudist import rank_process
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.launchers import OverMpi, Placement
+from cpudist.processes import rank_or_child
 from cpudist.waiting import bounded
 
 
@@ -23,7 +23,7 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     Raises:
         UserError: mpi4py or an MPI library is missing, or MPI's rank or size differs from the launcher's.
     """
-    if rank_process.started_by_rank():
+    if rank_or_child.started_by_rank():
         raise UserError(
             "a rank of the job has started this process, and it cannot be that rank too; start it with the launcher "
             "(from a wrapper by os.execvp), or call torch.distributed.init_process_group with an init_method, its rank "
@@ -73,7 +73,7 @@ def initialise(timeout: float, library: str | None, announces: bool = False) -> 
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         atexit.register(_finalize, MPI)
         os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))
-    rank_process.mark()
+    rank_or_child.mark()
     return MPI
 
 

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import suppress
 
 from cpudist.errors import UserError
-from cpudist.processes import python_main
+from cpudist.processes.procfs import python_main
 
 _START_SECONDS = 60.0
 _END_SECONDS = 1.0

@@ -16,9 +16,9 @@ import time
 from collections import defaultdict
 from typing import NoReturn
 
-from cpudist.console import flush_output
 from cpudist.launchers.mpis import MPIS
-from cpudist.processes import SSH_DAEMONS, Process, read_all
+from cpudist.processes.ending import flush_output
+from cpudist.processes.procfs import SSH_DAEMONS, Process, read_all
 
 _ABORT_SECONDS = 3.0  # MPI_Abort may not return: exit after this time.
 LAUNCHER_SECONDS = 8  # Time for the launcher to end the other ranks and itself.

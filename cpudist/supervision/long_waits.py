@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cpudist.console import say
 from cpudist.errors import StartupTimeout
-from cpudist.lost_ranks import tell_launch
+from cpudist.processes.lost_ranks import tell_launch
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision.rank_status import RankStatus, published
 from cpudist.supervision.reports import Explanation

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cpudist.backends.interface import Call
 from cpudist.console import number_of, size
-from cpudist.lost_ranks import LostRank
+from cpudist.processes.lost_ranks import LostRank
 from cpudist.supervision.rank_status import RankStatus
 
 LINES = 3  # Most sentences of each kind, so that a report about 1 000 ranks stays short.

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from cpudist.console import after_last_line, option, say
-from cpudist.lost_ranks import LostRank, tell_launch
+from cpudist.console import option, say
+from cpudist.processes.ending import after_last_line
+from cpudist.processes.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after

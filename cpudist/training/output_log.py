@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpudist.console import flush_output, say
+from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.processes.ending import flush_output
 from cpudist.world import name_of
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpudist import processes
 from cpudist.errors import UserError
 from cpudist.hosts import node_agent, node_agents
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.processes import python_main
+from cpudist.processes import procfs
+from cpudist.processes.procfs import python_main
 from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
@@ -133,7 +133,7 @@ def test_another_agent_takes_its_place_or_it_ends_the_job(start: Start, job: str
 
 def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(start: Start, job: str) -> None:
     other = start(["-c", SLEEP])
-    now = processes.read(other.pid)
+    now = procfs.read(other.pid)
     ended = now._replace(start=now.start - 1)
     node_agent._signal(ended, signal.SIGKILL)
     agent = node_agent._Agent(job, "MY_RANK")

@@ -13,7 +13,7 @@ import pytest
 from cpudist.hosts.supervise import _Output, _suspect, supervise
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.lost_ranks import LostRank
+from cpudist.processes.lost_ranks import LostRank
 
 pytestmark = pytest.mark.job
 
@@ -202,7 +202,7 @@ def test_the_host_that_a_failure_may_come_from(killed: LostRank | None, blamed: 
 
 
 def test_launch_learns_from_its_ranks_who_was_lost() -> None:
-    tells = "from cpudist.lost_ranks import tell_launch; tell_launch([1])"
+    tells = "from cpudist.processes.lost_ranks import tell_launch; tell_launch([1])"
     launcher = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {tells!r}])\nsys.exit(1)"
     hosts, variables = [Host("localhost", 2)], {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
     job = supervise(IntelMpi, [sys.executable, "-c", launcher], variables, hosts)

@@ -16,7 +16,7 @@ from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.mpis import MPIS, find_mpirun
 from cpudist.launchers.openmpi import OpenMpi
 from cpudist.launchers.pals import Pals
-from cpudist.lost_ranks import first_killed
+from cpudist.processes.lost_ranks import first_killed
 
 TRAIN = ("/env/bin/cpudist-train", "--backend", "ccl", "train.py")
 NAMES = ("CCL_LOG_LEVEL", "HOME", "PATH", "SECRET")

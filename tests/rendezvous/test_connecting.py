@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from serving import TOKEN, Serving
 from torch.distributed import TCPStore
 
-from cpudist import rank_process, waiting
+from cpudist import waiting
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.launchers import AtAddress, InStore, OverMpi, Placement
+from cpudist.processes import rank_or_child
 from cpudist.rendezvous import connect, connecting, mpi
 from cpudist.store import Address, Connection, keepalive_timeout
 from cpudist.store import client as client_module
@@ -126,7 +127,7 @@ def test_mpi4pys_library(imported: bool, given: str | None, used: str | None, mo
 
 
 def test_a_process_that_a_rank_has_started_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_process, "started_by_rank", lambda: True)
+    monkeypatch.setattr(rank_or_child, "started_by_rank", lambda: True)
     with pytest.raises(UserError, match="cannot be that rank too"):
         mpi.join(OverMpi(), Placement(0, 1), 5)
 

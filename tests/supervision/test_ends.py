@@ -23,13 +23,13 @@ import torch.distributed as dist
 from ranks import begin, fork_ranks
 
 import cpudist
-from cpudist.console import end_now
 from cpudist.errors import UserError
 from cpudist.job import Job, fail
-from cpudist.lost_ranks import JOB_ID, told
 from cpudist.observability import rank_answers
 from cpudist.observability.stack_server import StackAddress
-from cpudist.processes import read
+from cpudist.processes.ending import end_now
+from cpudist.processes.lost_ranks import JOB_ID, told
+from cpudist.processes.procfs import read
 from cpudist.store import Connection
 from cpudist.supervision import watch
 from cpudist.waiting import poll

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.processes import Process, read
+from cpudist.processes.procfs import Process, read
 from cpudist.supervision import abort
 from cpudist.supervision.abort import _left_by_launcher
 from cpudist.waiting import poll

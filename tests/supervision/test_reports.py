@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist.backends.interface import Call, Calls
-from cpudist.lost_ranks import LostRank
+from cpudist.processes.lost_ranks import LostRank
 from cpudist.supervision import rank_texts
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, beat_seconds, status_of

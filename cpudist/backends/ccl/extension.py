@@ -13,12 +13,14 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, Literal
 
-from cpudist import launchers, rank_process
+from cpudist import launchers
 from cpudist.backends.ccl.compilation import MODULE, ensure_built
 from cpudist.backends.ccl.toolchain import find_libraries
-from cpudist.console import end_now, say
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.patching.undo import Changes
+from cpudist.processes import rank_or_child
+from cpudist.processes.ending import end_now
 from cpudist.rendezvous import mpi
 
 Transport = Literal["mpi", "ofi"]
@@ -156,7 +158,7 @@ def transport() -> Transport:
     oneCCL needs the MPICH ABI (Intel MPI, MPICH), not Open MPI's; without it oneCCL uses libfabric (OFI). The launcher
     is detected here, because `init_process_group("ccl")` may be called without a job.
     """
-    if rank_process.started_by_rank():
+    if rank_or_child.started_by_rank():
         return "ofi"
     if chosen := os.environ.get("CCL_ATL_TRANSPORT"):
         return "mpi" if chosen == "mpi" else "ofi"
@@ -166,7 +168,7 @@ def transport() -> Transport:
 
 def mpi_world() -> launchers.OverMpi | None:
     """Return the MPI world that the launcher has created for this process; None if there is none."""
-    if rank_process.started_by_rank():
+    if rank_or_child.started_by_rank():
         return None
     launcher = launchers.detect()
     try:

@@ -10,19 +10,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpudist import processes
-from cpudist.relay import Relay
+from cpudist.processes import procfs
+from cpudist.processes.relay import Relay
 
 
 def test_this_process_its_parents_and_its_age() -> None:
-    own = processes.read(os.getpid())
+    own = procfs.read(os.getpid())
     assert (own.pid, own.parent) == (os.getpid(), os.getppid())
-    assert processes.read_all()[own.pid] == own
-    assert next(processes.ancestors()).pid == os.getppid()
-    assert processes.executable(own.pid) == Path(sys.executable).resolve()
-    first = processes.own_age()
-    assert 0 < first <= processes.own_age() < time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert abs(time.time() - processes.own_age() - psutil.Process().create_time()) < 60
+    assert procfs.read_all()[own.pid] == own
+    assert next(procfs.ancestors()).pid == os.getppid()
+    assert procfs.executable(own.pid) == Path(sys.executable).resolve()
+    first = procfs.own_age()
+    assert 0 < first <= procfs.own_age() < time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert abs(time.time() - procfs.own_age() - psutil.Process().create_time()) < 60
 
 
 @pytest.mark.job
@@ -34,13 +34,13 @@ def test_a_script_has_its_own_name_and_variables(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([script], stdin=pipe, stdout=pipe, text=True, env=variables) as running:
         assert running.stdout.readline() == "started\n"  # before that the kernel may show the name of the parent
-        assert processes.read(running.pid).name == "mpirun"
-        assert processes.environment(running.pid) == variables
-        assert processes.with_variable("ONE", "1=2") == {running.pid: variables}
+        assert procfs.read(running.pid).name == "mpirun"
+        assert procfs.environment(running.pid) == variables
+        assert procfs.with_variable("ONE", "1=2") == {running.pid: variables}
         running.communicate()
-    assert processes.read(running.pid) is None
-    assert processes.environment(running.pid) is None
-    assert processes.executable(running.pid) is None
+    assert procfs.read(running.pid) is None
+    assert procfs.environment(running.pid) is None
+    assert procfs.executable(running.pid) is None
 
 
 def test_all_is_passed_on_and_the_end_is_told() -> None:
