@@ -9,13 +9,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jobs import completed, torchrun
 
-from cpudist import console, long_arguments
+from cpudist import console
 from cpudist.errors import UserError
 from cpudist.launchers import notebook
-from cpudist.target import resolve
+from cpudist.script import long_arguments
+from cpudist.script.target import resolve
 
 # Runs a target in a process of its own, since a target takes over sys.argv, sys.path and __main__.
-_RUN = "from cpudist.target import resolve; resolve({name!r}, {args!r}, module={module})()"
+_RUN = "from cpudist.script.target import resolve; resolve({name!r}, {args!r}, module={module})()"
 
 _SCRIPT = """
 import dataclasses, multiprocessing, os, pickle, sys

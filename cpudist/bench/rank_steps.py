@@ -19,7 +19,7 @@ from cpudist import api, job, optimization
 from cpudist.bench.between_hosts import bert, random_tokens
 from cpudist.observability.gradient_times import GradientTimes
 from cpudist.optimization import precision
-from cpudist.target import resolve
+from cpudist.script.target import resolve
 
 _SHAPE = (4, 128)  # samples per rank, tokens per sample
 _WARM_UP = 3  # DDP rebuilds its buckets, and memory grows, in these steps.

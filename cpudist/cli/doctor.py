@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 from cpudist.cli.parser import Parser
 from cpudist.console import colored, number_of, size
-from cpudist.errors import LEVELS, Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import LEVELS, Finding
 from cpudist.hosts.check import check
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher

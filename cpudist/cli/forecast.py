@@ -12,7 +12,7 @@ from cpudist.console import aligned, say, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.observability import forecast, summary
-from cpudist.target import resolve
+from cpudist.script.target import resolve
 from cpudist.topology import measured_ranks
 
 HELP = "how a training would do on more hosts"

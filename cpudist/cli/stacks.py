@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cpudist.cli.parser import Parser
-from cpudist.errors import Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import Finding
 from cpudist.hosts.hostfile import read
 from cpudist.hosts.remote import ask_all, run_on, understood
 from cpudist.launchers import Launcher

@@ -14,14 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cpudist import backends, launchers, long_arguments
+from cpudist import backends, launchers
 from cpudist.cli.parser import Parser, endpoint, parse, shown_once, steps
 from cpudist.console import say, show_lines_at_once
-from cpudist.errors import USER_ERROR, UserError, from_user_code, is_user_code
+from cpudist.errors import USER_ERROR, UserError
 from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
-from cpudist.target import Target, resolve
+from cpudist.script import long_arguments
+from cpudist.script.frames import from_user_code, is_user_code
+from cpudist.script.target import Target, resolve
 from cpudist.training.output_log import discard_output, log_output, report_discarded
 
 _OF_BACKEND = "backend option "  # prefix of a backend's options, because their names may equal ours

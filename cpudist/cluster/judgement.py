@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
 from cpudist.console import number_of, size
-from cpudist.errors import Finding
+from cpudist.findings import Finding
 
 _LATE_LINK = 5.0  # a link above this multiple of the usual latency is late
 _SLOW_CLOCK = 0.9

@@ -6,7 +6,8 @@ One file for each group of checks. A check changes nothing. It must not import j
 import os
 
 from cpudist.doctor import libraries, resources, usable_backends, versions
-from cpudist.errors import LEVELS, Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import LEVELS, Finding
 from cpudist.topology.kernel_files import Files
 
 __all__ = ["Finding", "examine"]

@@ -21,7 +21,8 @@ import psutil
 from cpudist.doctor.resources import free_shared_memory, quota, shared_memory
 from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
-from cpudist.errors import Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import Finding
 from cpudist.store.serve import listen
 from cpudist.topology import measured_ranks
 from cpudist.topology.identity import addresses, networks, node_identity

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cpudist.backends.ccl.compilation import find_built
 from cpudist.doctor.versions import companions_that_fit
-from cpudist.errors import Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import Finding
 from cpudist.pinning.preload import allocator_decided, wanted_allocator
 from cpudist.topology.kernel_files import Files
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 
 from cpudist.console import number_of, size
-from cpudist.errors import Finding
+from cpudist.findings import Finding
 from cpudist.pinning.threads import memory_policy
 from cpudist.topology import sysfs
 from cpudist.topology.kernel_files import Files, format_list

@@ -12,7 +12,8 @@ from cpudist import backends, launchers
 from cpudist.backends.ccl.compilation import MODULE, find_built
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
-from cpudist.errors import Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import Finding
 from cpudist.topology.identity import resolved
 from cpudist.topology.kernel_files import Files
 

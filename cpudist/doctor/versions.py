@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from cpudist.backends import plugins
-from cpudist.errors import Finding, Level
+from cpudist.findings import Finding, Level
 from cpudist.topology.kernel_files import Files
 
 _IPEX = "intel_extension_for_pytorch"

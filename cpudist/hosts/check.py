@@ -15,7 +15,8 @@ from typing import Any, get_args
 from cpudist import typed_json
 from cpudist.checkpoints import folders
 from cpudist.console import number_of, say, size
-from cpudist.errors import Finding, Level, UserError
+from cpudist.errors import UserError
+from cpudist.findings import Finding, Level
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
 from cpudist.hosts.remote import THIS_HOST, ask_all, ask_each, is_here, names, place, program_on, run_on, understood
 from cpudist.launchers.mpi_launcher import Host

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpudist.errors import Finding
+from cpudist.findings import Finding
 from cpudist.hosts.remote import names, place
 from cpudist.launchers.mpi_launcher import Host
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from cpudist import typed_json
 from cpudist.console import names_of, say
-from cpudist.errors import Finding
+from cpudist.findings import Finding
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import addresses, resolved
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from cpudist import long_arguments
 from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
 from cpudist.hosts.host_plan import HostPlan, number_of_ranks
@@ -22,6 +21,7 @@ from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
 from cpudist.processes.lost_ranks import JOB_ID
 from cpudist.processes.procfs import own_age
+from cpudist.script import long_arguments
 from cpudist.topology.identity import addresses, resolved
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"

@@ -10,11 +10,11 @@ from functools import partial
 from typing import BinaryIO
 
 from cpudist import launchers
-from cpudist.errors import from_user_code
 from cpudist.notebook.pickling import unpack
 from cpudist.notebook.result import Failure, Result, ResultChannel
 from cpudist.pinning import pin
 from cpudist.processes.ending import end_now
+from cpudist.script.frames import from_user_code
 
 
 def _call(payload: BinaryIO, channel: ResultChannel, rank: int) -> None:

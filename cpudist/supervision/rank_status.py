@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cpudist import typed_json
 from cpudist.backends.interface import Call
-from cpudist.errors import is_user_code
+from cpudist.script.frames import is_user_code
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend

@@ -15,7 +15,7 @@ from cpudist.training.interruption import Interrupted, Interruption
 if TYPE_CHECKING:
     from cpudist.job import Job
     from cpudist.patching.undo import Changes
-    from cpudist.target import Target
+    from cpudist.script.target import Target
 
 # Variables that the libraries read when they are imported.
 _QUIET = {

@@ -13,7 +13,7 @@ from launcher_variables import PALS
 
 from cpudist.cli import doctor as command
 from cpudist.doctor import libraries, resources, usable_backends, versions
-from cpudist.errors import Finding
+from cpudist.findings import Finding
 from cpudist.topology.kernel_files import Files
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist.doctor.facts import _connect, facts
-from cpudist.errors import Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import Finding
 from cpudist.hosts import check as module
 from cpudist.hosts.check import Facts, check
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected

@@ -13,7 +13,8 @@ from clocks import Clock
 from launcher_variables import HYDRA
 
 from cpudist.cli.launch import job_of
-from cpudist.errors import Finding, UserError
+from cpudist.errors import UserError
+from cpudist.findings import Finding
 from cpudist.hosts import host_plan, restarts
 from cpudist.hosts import run as module
 from cpudist.hosts.check import Checked, Facts

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_check import FACTS, RANKS
 
 from cpudist.cli import top
-from cpudist.errors import Finding
+from cpudist.findings import Finding
 from cpudist.hosts import check, remote
 from cpudist.hosts.remote import Answer, ask_all, run_on, understood
 from cpudist.launchers.mpi_launcher import Host

@@ -18,7 +18,7 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from cpudist.errors import is_user_code
+from cpudist.script.frames import is_user_code
 
 _IMPORT_NAMES = ("oneccl_bindings_for_pytorch", "torch_ccl")  # the second name was used before torch 1.13
 _DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from cpudist import errors
 from cpudist.errors import UserError
+from cpudist.script.frames import programs
 
 # Runs a target to its end in this process, and raises its errors.
 Target = Callable[[], object]
@@ -60,7 +60,7 @@ def _check_command(path: Path) -> None:
     if head.startswith(b"\x7fELF") or (head.startswith(b"#!") and b"python" not in head):
         raise UserError(f"{path} is no Python program; give a script, or -m and a module")
     for entry in entry_points(group="console_scripts", name=path.name):
-        errors.programs.add(entry.module.partition(".")[0])
+        programs.add(entry.module.partition(".")[0])
 
 
 def _run_script(path: str, args: list[str]) -> None:
