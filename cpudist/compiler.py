@@ -90,7 +90,7 @@ def torch_release() -> str:
     return version("torch").partition("+")[0]
 
 
-def cache_folder() -> Path:
+def build_folder() -> Path:
     """Return the folder of compiled libraries: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder."""
     if chosen := os.environ.get("CPUDIST_CACHE"):
         return Path(chosen).expanduser()
@@ -103,10 +103,10 @@ def cache_folder() -> Path:
 def find(library: Library, cache: Path | None = None) -> Path | None:
     """Return the library of the cache; None if the compiler has not made it, or no compiler where there is none.
 
-    `cache` is the folder of compiled libraries; None for `cache_folder`.
+    `cache` is the folder of compiled libraries; None for `build_folder`.
     """
     command, label = _named()
-    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"{label if command else '*'}/{library.file}"))
+    found = sorted((cache or build_folder()).joinpath(library.key).glob(f"{label if command else '*'}/{library.file}"))
     return _trusted(found[-1], library.what) if found else None
 
 
@@ -122,7 +122,7 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     if built := find(library, cache):
         return built
     compiler = find_compiler()
-    folder = (cache or cache_folder()) / library.key
+    folder = (cache or build_folder()) / library.key
     if compiler is None:
         raise UserError(
             f"{library.what} must be compiled once and there is no C++ compiler {os.environ.get('CXX', 'g++')}; "

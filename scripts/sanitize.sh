@@ -17,7 +17,7 @@ from cpudist.backends.ccl import compilation, toolchain
 
 found, module = compiler.find_compiler(), compilation.module(toolchain.find_oneccl())
 assert found is not None
-target = compiler.cache_folder() / module.key / found.label / module.file
+target = compiler.build_folder() / module.key / found.label / module.file
 target.parent.mkdir(parents=True, exist_ok=True)
 if not target.exists():
     command = module.command(found, target)

@@ -11,7 +11,7 @@ from cpudist.cli.parser import Parser
 from cpudist.console import colored, number_of, size
 from cpudist.errors import UserError
 from cpudist.findings import LEVELS, Finding
-from cpudist.hosts.check import check
+from cpudist.hosts.check import check_hosts
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
@@ -60,7 +60,7 @@ def show(findings: Sequence[Finding]) -> None:
 
 def _hosts(hosts: list[Host], interface: str | None) -> list[Finding]:
     """Check hosts as `cpudist launch` does, and return the findings."""
-    checked = check(hosts, shared=True, interface=interface)
+    checked = check_hosts(hosts, shared=True, interface=interface)
     return [finding for findings in checked.findings.values() for finding in findings] + [
         Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")
         for host, facts in checked.facts.items()

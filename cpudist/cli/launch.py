@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     if dry_run:
         print(jobs.show(mpirun, job))
         return
-    raise SystemExit(jobs.run(mpirun, job))
+    raise SystemExit(jobs.run_job(mpirun, job))
 
 
 def job_of(values: dict[str, Any], launcher: Launcher) -> LaunchOptions:

@@ -59,4 +59,4 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     if values["arguments"]:
         own = [*([] if log_dir is None else ["--log-dir", log_dir]), *["-m"] * module]
         values["arguments"] = own + values["arguments"]
-    raise SystemExit(jobs.run(find_mpirun("auto"), launch.job_of({**values, "hosts": None}, launcher)))
+    raise SystemExit(jobs.run_job(find_mpirun("auto"), launch.job_of({**values, "hosts": None}, launcher)))

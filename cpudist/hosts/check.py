@@ -83,7 +83,7 @@ class Checked:
         return [one for findings in self.findings.values() for one in findings if one.level == level]
 
 
-def check(
+def check_hosts(
     hosts: Sequence[Host], script: str = "", by_name: bool = True, shared: bool = False, interface: str | None = None
 ) -> Checked:
     """Check hosts in parallel; each host has a minute to answer.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.hosts.check import Checked, check, wait_for
+from cpudist.hosts.check import Checked, check_hosts, wait_for
 from cpudist.hosts.hostfile import spread
 from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.hosts.remote import THIS_HOST
@@ -73,7 +73,7 @@ class HostPlan:
 
     def _check(self, hosts: Sequence[Host]) -> Checked:
         by_name = self._by_name and self.interface is None
-        checked = check(hosts, self._options.script, by_name, interface=self.interface)
+        checked = check_hosts(hosts, self._options.script, by_name, interface=self.interface)
         self.interface = self.interface or checked.interface
         return checked
 

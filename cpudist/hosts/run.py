@@ -31,7 +31,7 @@ RUN_ID = "CPUDIST_RUN_ID"  # all attempts share it; the user or a pod may set it
 _CHECKPOINT = "--checkpoint-on-signal"
 
 
-def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
+def run_job(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
     """Run the job to its end, with restarts; return the exit status. Hosts that cannot be used are a `UserError`."""
     plan, restarts = HostPlan(options, mpirun.mpi), Restarts(options.max_restarts)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}

@@ -13,7 +13,7 @@ from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.pickling import pack
 from cpudist.notebook.ranks import LocalRanks
 from cpudist.notebook.result import Failure, Interrupted, Result
-from cpudist.notebook.settings import Settings, check
+from cpudist.notebook.settings import Settings, checked
 
 
 def notebook_launcher(
@@ -95,7 +95,7 @@ def notebook_launcher(
         tensor([2., 2., 2.])
     """
     given = {**locals()}
-    settings = check(given.pop("function"), given.pop("args"), given)
+    settings = checked(given.pop("function"), given.pop("args"), given)
     processes = settings.num_processes
     print(f"Launching training on {'one CPU' if processes == 1 else f'{processes} CPUs'}.", flush=True)
     payload = os.memfd_create("cpudist-notebook")

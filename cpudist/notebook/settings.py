@@ -59,7 +59,7 @@ class Settings:
         return self.template.substitute(role_name=_ROLE, local_rank=local_rank, rank=self.placement(local_rank).rank)
 
 
-def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> Settings:
+def checked(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> Settings:
     """Check the arguments of `notebook_launcher`, `given` by name, and return them as `Settings`."""
     _check_here()
     if not callable(function):

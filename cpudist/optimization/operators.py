@@ -76,7 +76,7 @@ def restore(model: torch.nn.Module) -> None:
 
 
 def ensure_built(cache: Path | None = None) -> Path:
-    """Return the operators' library, compiling it if neither the wheel nor `cache` (`compiler.cache_folder`) has it."""
+    """Return the operators' library, compiling it if neither the wheel nor `cache` (`compiler.build_folder`) has it."""
     prebuilt = _PREBUILT / f"torch{compiler.torch_release()}" / FILE
     return prebuilt if prebuilt.exists() else compiler.ensure(library(), cache)
 

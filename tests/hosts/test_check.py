@@ -13,7 +13,7 @@ from cpudist.doctor.facts import _connect, facts
 from cpudist.errors import UserError
 from cpudist.findings import Finding
 from cpudist.hosts import check as module
-from cpudist.hosts.check import Facts, check
+from cpudist.hosts.check import Facts, check_hosts
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import free_port
@@ -24,7 +24,7 @@ FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", 0.0, 8 << 30, True, RANKS, "a")
 
 @pytest.mark.job
 def test_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = check([Host("localhost", 1)])
+    checked = check_hosts([Host("localhost", 1)])
     assert checked.of_level("error") == []
     (found,) = checked.facts.values()
     assert found.skew == 0

@@ -11,7 +11,7 @@ from bed import Bed
 from jobs import BIN, launch
 from mpis import MPIS, require
 
-from cpudist.compiler import cache_folder
+from cpudist.compiler import build_folder
 
 pytestmark = pytest.mark.job
 
@@ -115,7 +115,7 @@ def test_a_slow_link_is_named(own_bed: Bed, tmp_path: Path) -> None:
     own_bed.limit("400mbit")
     own_bed.limit("40mbit", "h2")
     command = [CPUDIST, "test", "--hostfile", own_bed.hostfile(), "--json", str(figures)]
-    env = {"XDG_CACHE_HOME": str(tmp_path), "CPUDIST_CACHE": str(cache_folder())}
+    env = {"XDG_CACHE_HOME": str(tmp_path), "CPUDIST_CACHE": str(build_folder())}
     shown = own_bed.run("h0", command, timeout=300, env=env)
     assert shown.returncode == 1, shown.output
     found = json.loads(figures.read_text())

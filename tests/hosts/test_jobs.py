@@ -13,7 +13,7 @@ from bed import Bed
 from jobs import BIN, Result, launch, train
 from mpis import mpirun, mpirun_on, named, require
 
-from cpudist.compiler import cache_folder
+from cpudist.compiler import build_folder
 
 pytestmark = pytest.mark.job
 
@@ -25,7 +25,7 @@ EXECUTE = TESTS / "notebook" / "checks" / "execute.py"
 LAUNCHES = Path(__file__).with_name("checks") / "nodes.py"
 # ssh hands no variables on.
 VARIABLES = {
-    "CPUDIST_CACHE": str(cache_folder()),
+    "CPUDIST_CACHE": str(build_folder()),
     **{name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH")},
 }
 

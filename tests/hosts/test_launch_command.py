@@ -48,7 +48,7 @@ def plan_of(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Plans whose check finds this."""
 
     def make(checked: Checked, hosts: list[Host] | None, **options: Any) -> HostPlan:
-        monkeypatch.setattr(host_plan, "check", lambda *_, **__: checked)
+        monkeypatch.setattr(host_plan, "check_hosts", lambda *_, **__: checked)
         return HostPlan(LaunchOptions(hosts, ["t.py"], **options), IntelMpi)
 
     return make
@@ -150,9 +150,9 @@ def test_a_run_with_restarts(clock: Clock, monkeypatch: pytest.MonkeyPatch, caps
 
     monkeypatch.setattr(module, "supervise", supervise)
     monkeypatch.setattr(HostPlan, "start", lambda _: hosts)
-    monkeypatch.setattr(host_plan, "check", check)
+    monkeypatch.setattr(host_plan, "check_hosts", check)
     options = LaunchOptions(hosts, ["--checkpoint-on-signal", "train.py"], max_restarts=4, min_nodes=1, grace=7)
-    assert module.run(MPIRUN, options, {module.RUN_ID: "mine"}) == 1, "output was lost"
+    assert module.run_job(MPIRUN, options, {module.RUN_ID: "mine"}) == 1, "output was lost"
     assert given == [["mine", f"{count}", "rank0", 7] for count in (0, 1, 3, 4)]
     assert placed == [hosts, hosts, [h0], [h0]]
     assert clock.slept == [0, 5, 10, 20]

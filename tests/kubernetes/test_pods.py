@@ -19,7 +19,7 @@ from bed import Bed, missing
 from control_group import ControlGroup, control_group
 from manifests import kustomized, pods
 
-from cpudist.compiler import cache_folder
+from cpudist.compiler import build_folder
 from cpudist.huggingface.restart_point import checkpoints
 from cpudist.waiting import poll
 
@@ -86,7 +86,7 @@ class Pods:
         # Of the variables from Secrets there are none: they are optional.
         own = {one["name"]: self._here(one["value"]) for one in container.get("env", []) if "value" in one}
         fields = {one["name"]: f"pod-{index}" for one in container.get("env", []) if "fieldRef" in str(one)}
-        variables = {"CPUDIST_CACHE": str(cache_folder()), **own, **fields, **operator}
+        variables = {"CPUDIST_CACHE": str(build_folder()), **own, **fields, **operator}
         folder = self._here(container["workingDir"])
         return self._bed.start(host, group.inside(words), self._folder / f"pod-{index}.log", variables, cwd=folder)
 

@@ -12,7 +12,7 @@ from cpudist.errors import StartupTimeout, UserError
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
 from cpudist.notebook.nodes import Nodes
-from cpudist.notebook.settings import Settings, check
+from cpudist.notebook.settings import Settings, checked
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
 
@@ -64,17 +64,17 @@ def test_the_parameters_are_accelerates_in_its_order() -> None:
 
 def test_what_is_for_torchelastic_is_taken_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     elastic = {"rdzv_backend": "c10d", "rdzv_endpoint": "h0:5", "rdzv_conf": {"timeout": 9}, "monitor_interval": 1}
-    assert check(print, (), {**GIVEN, **elastic}).master_addr == "127.0.0.1"
+    assert checked(print, (), {**GIVEN, **elastic}).master_addr == "127.0.0.1"
     (line,) = capsys.readouterr().err.splitlines()
     assert all(name in line for name in elastic)
 
 
 def test_nodes_have_an_address_and_their_ranks_numbers() -> None:
     several = {**GIVEN, "num_nodes": 3, "node_rank": 1, "rdzv_endpoint": "h0:5"}
-    settings = check(print, (), several)
+    settings = checked(print, (), several)
     assert (settings.master_addr, settings.master_port) == ("h0", 5)
     assert [settings.placement(one) for one in (0, 1)] == [Placement(2, 6, 0, 2, 1, 3), Placement(3, 6, 1, 2, 1, 3)]
-    settings = check(print, (), {**several, "master_addr": "h1", "use_port": "7"})  # a port may be text
+    settings = checked(print, (), {**several, "master_addr": "h1", "use_port": "7"})  # a port may be text
     assert (settings.master_addr, settings.master_port) == ("h1", 7)
 
 

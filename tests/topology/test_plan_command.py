@@ -13,7 +13,7 @@ from layouts import LAYOUTS, machine_of, unpack
 
 from cpudist.bench import rank_counts
 from cpudist.cli.main import main
-from cpudist.compiler import cache_folder
+from cpudist.compiler import build_folder
 from cpudist.topology import measured_ranks
 from cpudist.topology.limits import Limits
 from cpudist.topology.picture import draw
@@ -41,7 +41,7 @@ if __name__ == "__main__":  # the process that loads data imports this file
 @pytest.fixture(autouse=True)
 def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("CPUDIST_CACHE", str(cache_folder()))  # of compiled libraries
+    monkeypatch.setenv("CPUDIST_CACHE", str(build_folder()))  # of compiled libraries
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

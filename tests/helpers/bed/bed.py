@@ -19,11 +19,11 @@ import psutil
 from control_group import ControlGroup
 
 from bed import keys
-from cpudist.compiler import cache_folder
+from cpudist.compiler import build_folder
 from cpudist.waiting import poll
 
 # What is compiled here serves all hosts, whose ranks may have another home.
-_CACHE = {"CPUDIST_CACHE": str(cache_folder())}
+_CACHE = {"CPUDIST_CACHE": str(build_folder())}
 _START_SECONDS = 30.0
 _LEAVE_SECONDS = 5.0  # what a job's processes get to be gone by themselves after its command has ended
 
