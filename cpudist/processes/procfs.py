@@ -130,7 +130,7 @@ def python_main(module: str, *flags: str, path: Sequence[str] = ()) -> list[str]
         flags: Python's options.
         path: further folders to search for modules.
     """
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     # The name is not __main__, so that tracebacks leave out this frame, like frames of our modules.
     program = f"__name__ = 'cpudist'; import sys; sys.path[:0] = {[root, *path]!r}; from {module} import main; main()"
     return [sys.executable, *flags, "-c", program]
