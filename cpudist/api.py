@@ -16,11 +16,12 @@ import torch
 from cpudist import backends, huggingface, launchers
 from cpudist.console import show_lines_at_once
 from cpudist.errors import UserError
+from cpudist.job import script_groups
 from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
-from cpudist.job.script_groups import let_scripts_join
 from cpudist.observability.training_figures import checked
+from cpudist.patching.patch import apply
 
 if TYPE_CHECKING:
     from cpudist.job import Job
@@ -107,7 +108,7 @@ def enter(launcher: Launcher, options: JobOptions, pinning: Pinning | None = Non
     if launcher.name != "single":
         show_lines_at_once()
     started = start_job(launcher, options, pinning)
-    let_scripts_join(started)
+    apply(script_groups.PATCHES, started, started.changes)
     huggingface.install(started)
     return started
 

@@ -21,6 +21,7 @@ from cpudist.backends.interface import Backend
 from cpudist.console import option
 from cpudist.errors import UserError
 from cpudist.patching.on_import import after_import
+from cpudist.patching.patch import Patch, apply
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -54,8 +55,7 @@ class ProcessGroupBackend(Backend):
     def change_libraries(self, changes: Changes) -> None:
         if self.devices.type == "cpu":  # elsewhere the sums are only queued when the callback returns
             self._ddp_waits = DdpWaits(changes)
-            if not torch.cuda.is_available():
-                changes.attribute(torch.cuda, "set_device", _no_gpu)
+            apply(PATCHES, None, changes)
         # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)
@@ -204,11 +204,20 @@ def groups() -> dict[str, GroupRanks]:
 
 
 def _no_gpu(device: Any) -> None:
-    """Replace torch.cuda.set_device, whose own error is about a missing attribute."""
     raise UserError(
         f"the script calls torch.cuda.set_device({device}), and torch finds no GPU: give the script's option for CPUs,"
         " such as --device cpu, or leave the call out"
     )
+
+
+PATCHES = (
+    Patch(
+        "torch.cuda:set_device",
+        "scripts for GPUs call it without one, and torch's error is about a missing attribute",
+        lambda original, _: original if torch.cuda.is_available() else _no_gpu,
+        "device",
+    ),
+)
 
 
 def _prefer_cpu(changes: Changes, module: ModuleType) -> None:

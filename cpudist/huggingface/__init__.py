@@ -11,9 +11,7 @@ It must not import launchers, programs or command lines.
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,13 +25,14 @@ from cpudist.errors import UserError
 from cpudist.huggingface import accelerate_patches, resuming, trainer, trainer_checkpoints, training_arguments
 from cpudist.optimization.native import own_compile_cache
 from cpudist.patching.on_import import after_import
+from cpudist.patching.patch import Patch, apply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cpudist.job import Job
 
-__all__ = ["KNOWN", "PATCHES", "Context", "Patch", "install"]
+__all__ = ["KNOWN", "PATCHES", "Context", "install"]
 
 # The lowest and the highest version that the test suite has run with.
 KNOWN = {"accelerate": ">=1.3,<2", "transformers": ">=4.57.6,<6"}
@@ -56,30 +55,6 @@ class Context:
     unknown: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class Patch:
-    """A part of another package that cpudist replaces or relies on.
-
-    Attributes:
-        target: "module:attribute" or "module:Class.attribute".
-        why: the reason, as docs/patches.md shows it.
-        function: takes the original and the context, and returns the replacement or the changed original. None: only
-            check that the target exists; another patch uses it.
-        parameters: the names of the original's parameters; "..." allows any others. None: do not check them.
-        attributes: names that the original must have.
-    """
-
-    target: str
-    why: str
-    function: Callable[[Any, Context], Any] | None = None
-    parameters: str | None = None
-    attributes: str = ""
-
-    @property
-    def module(self) -> str:
-        return self.target.partition(":")[0]
-
-
 # The patches of a module are applied in this order.
 PATCHES = (
     Patch(
@@ -87,12 +62,14 @@ PATCHES = (
         "accelerate refuses the backend ccl, and trains every rank alone without cpu=True",
         accelerate_patches.prepare_backend,
         "self, cpu, sagemaker_dp, backend",
+        until="never: accelerate 1.13 removed ccl (huggingface/accelerate#3883)",
     ),
     Patch(
         "accelerate.state:AcceleratorState.__init__",
         "accelerate computes in float32 on CPUs where float16 is asked for, without a word",
         accelerate_patches.state_init,
         "self, mixed_precision, ...",
+        until="accelerate refuses float16 on CPUs",
     ),
     Patch("accelerate.state:DistributedType.MULTI_CPU", "the value that _prepare_backend returns"),
     Patch(
@@ -117,6 +94,7 @@ PATCHES = (
         training_arguments.change_fields,
         attributes="use_cpu, local_rank, fp16, fp16_full_eval, ddp_backend, ddp_timeout, ddp_bucket_cap_mb, "
         "average_tokens_across_devices",
+        until="never: transformers 5 removed ccl and IPEX (huggingface/transformers#42852)",
     ),
     Patch(
         "transformers.training_args:TrainingArguments.__post_init__",
@@ -135,6 +113,7 @@ PATCHES = (
         "the loss of models that ignore num_items_in_batch is too large by the number of ranks and accumulated batches",
         trainer.compute_loss,
         "self, model, inputs, return_outputs, num_items_in_batch",
+        until="the measured factor is 1 (huggingface/transformers#37766)",
     ),
     Patch(
         "transformers.trainer:Trainer._maybe_log_save_evaluate",
@@ -152,6 +131,7 @@ PATCHES = (
         "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it",
         trainer_checkpoints.save_checkpoint,
         "self, model, trial",
+        until="Trainer writes to a temporary folder (huggingface/transformers#27820)",
     ),
     Patch(
         "transformers.trainer:Trainer._load_best_model",
@@ -175,6 +155,7 @@ PATCHES = (
         "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it",
         trainer_checkpoints.replace_shutil,
         attributes="rmtree",
+        until="Trainer renames a folder before it deletes it (huggingface/transformers#27820)",
     ),
     Patch(
         "transformers.trainer:Trainer.train",
@@ -187,6 +168,7 @@ PATCHES = (
         "transformers.trainer:TrainerState.load_from_json",
         "transformers 4 takes the batch size of the checkpoint instead of the one that keeps a step's samples",
         parameters="json_path",
+        until="transformers 4 is not supported",
     ),
 )
 
@@ -210,13 +192,10 @@ def _apply_all(module: ModuleType, context: Context) -> None:
     patches = [patch for patch in PATCHES if patch.module == module.__name__]
     package: Any = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
-    if not known or not all(_fits(_find(patch, module)[2], patch) for patch in patches):
+    if known and all(patch.fits() for patch in patches):
+        apply(patches, context, context.job.changes)
+    else:
         _leave(module, patches[0].target.partition(":")[2].partition(".")[0], package, context)
-        return
-    for patch in patches:
-        owner, name, original = _find(patch, module)
-        if patch.function is not None and (replacement := patch.function(original, context)) is not original:
-            context.job.changes.attribute(owner, name, replacement)
 
 
 def _leave(module: ModuleType, name: str, package: Any, context: Context) -> None:
@@ -247,22 +226,3 @@ def _leave(module: ModuleType, name: str, package: Any, context: Context) -> Non
         return result
 
     job.changes.attribute(target, attribute, guarded)
-
-
-def _find(patch: Patch, module: ModuleType) -> tuple[Any, str, Any]:
-    """Return the owner of the target, its name there, and the target; None if it does not exist."""
-    *classes, name = patch.target.partition(":")[2].split(".")
-    owner: Any = module
-    for part in classes:
-        owner = getattr(owner, part, None)
-    return owner, name, getattr(owner, name, None)
-
-
-def _fits(original: Any, patch: Patch) -> bool:
-    """Return whether `original` has the parameters and attributes that `patch` was written for."""
-    if original is None or not all(hasattr(original, name) for name in patch.attributes.split(", ") if name):
-        return False
-    if patch.parameters is None:
-        return True
-    found, wanted = list(inspect.signature(original).parameters), patch.parameters.split(", ")
-    return found[: len(wanted) - 1] == wanted[:-1] if wanted[-1] == "..." else found == wanted

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.auto_compression import choose_later
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.console import say
+from cpudist.patching.patch import Patch, adjusted
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.observability.record import RunRecord
-    from cpudist.patching.undo import Changes
     from cpudist.world import World
 
 
@@ -79,24 +76,19 @@ class Communication:
         self._compress(model, scheme)
         return model
 
-    def follow_ddp(self, changes: Changes) -> None:
-        """Do for models that the script itself wraps in DDP what `wrap` does: compression, and the job's bucket size.
+    def _follow_ddp(self, constructor: Any) -> Any:
+        """Return a constructor of DDP that does for a script's own models what `wrap` does."""
 
-        Scripts for GPUs give `device_ids`, which DDP refuses for a module on CPUs: they are dropped.
-        """
-        original = DistributedDataParallel.__init__
+        def before(given: dict[str, Any]) -> None:
+            self._drop_device_ids(given)
+            if "bucket_cap_mb_list" not in given:
+                given.setdefault("bucket_cap_mb", self._backend.ddp_options().get("bucket_cap_mb"))
 
-        @functools.wraps(original)
-        def init(*args: Any, **kwargs: Any) -> None:
-            given = inspect.signature(original).bind_partial(*args, **kwargs)
-            self._drop_device_ids(given.arguments)
-            if "bucket_cap_mb_list" not in given.arguments:
-                given.arguments.setdefault("bucket_cap_mb", self._backend.ddp_options().get("bucket_cap_mb"))
-            original(*given.args, **given.kwargs)
+        def after(model: torch.nn.Module) -> None:
             if not self._wraps:
-                self._compress(args[0], None)
+                self._compress(model, None)
 
-        changes.attribute(DistributedDataParallel, "__init__", init)
+        return adjusted(constructor, before, after)
 
     def _drop_device_ids(self, arguments: dict[str, Any]) -> None:
         if torch.cuda.is_available() or any(value.device.type != "cpu" for value in arguments["module"].parameters()):
@@ -131,3 +123,13 @@ class Communication:
             choose_later(model, chosen)
         else:
             chosen(NONE, "")
+
+
+PATCHES = (
+    Patch(
+        "torch.nn.parallel.distributed:DistributedDataParallel.__init__",
+        "a script's own DDP gets the job's compression and bucket size; device_ids, refused on CPUs, are dropped",
+        lambda constructor, communication: communication._follow_ddp(constructor),
+        "self, module, device_ids, output_device, ...",
+    ),
+)

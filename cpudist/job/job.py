@@ -18,7 +18,7 @@ from cpudist.backends import Backend
 from cpudist.backends.options import with_defaults
 from cpudist.console import option, say
 from cpudist.errors import UserError
-from cpudist.job.communication import Communication
+from cpudist.job import communication
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
 from cpudist.job.rank_pinning import apply_pinning
@@ -29,6 +29,7 @@ from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.unsynchronized import UnsynchronizedRanks
+from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.rendezvous import all_gather, awaited
 from cpudist.supervision import failure
@@ -95,8 +96,8 @@ class Job:
         self.counter = StepCounter(self.changes)
         self.statuses = context.statuses
         self.record = RunRecord(self)
-        self.communication = Communication(backend, self.world, self.record)
-        self.communication.follow_ddp(self.changes)
+        self.communication = communication.Communication(backend, self.world, self.record)
+        apply(communication.PATCHES, self.communication, self.changes)
         if options.compress is not None:
             self.communication.set_compression(options.compress, options.written("compress"))
         host = context.rendezvous.host

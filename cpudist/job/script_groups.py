@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from cpudist.errors import UserError
+from cpudist.patching.patch import Patch
 
 if TYPE_CHECKING:
     from cpudist.job.job import Job
     from cpudist.world import World
 
 
-def let_scripts_join(job: Job) -> None:
-    """Replace `init_process_group`, while `job` runs, by a function that joins the job's process group.
+def _joining(original: Any, job: Job) -> Any:
+    """Return an `init_process_group` that joins the job's process group.
 
     torch rejects a second call, as it does without cpudist. After `destroy_process_group` the backend makes a new
     group. Arguments that contradict the job raise `UserError`.
     """
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d
 
-    original = distributed_c10d.init_process_group
     own_name = dist.get_backend()  # torch's name of the job's backend, such as gloo
     numbers = itertools.count(1)
     joined = remaking = False
 
-    # torch 2.8 to 2.15 has the same parameters.
     @functools.wraps(original)
     def init_process_group(
         backend: str | None = None,
@@ -60,8 +58,18 @@ def let_scripts_join(job: Job) -> None:
                 remaking = False
         joined = True
 
-    for module in (dist, distributed_c10d):
-        job.changes.attribute(module, "init_process_group", init_process_group)
+    return init_process_group
+
+
+# torch 2.8 to 2.15 has these parameters.
+PATCHES = (
+    Patch(
+        "torch.distributed:init_process_group",
+        "a script that makes the process group itself joins the job's",
+        _joining,
+        "backend, init_method, timeout, world_size, rank, store, ...",
+    ),
+)
 
 
 def _for_device(backend: str | None, device_type: str) -> str | None:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch.utils.data.dataloader as dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cpudist.patching.patch import Patch, apply
 from cpudist.patching.undo import Changes
 
 
@@ -26,8 +26,7 @@ class StepCounter:
         self.loading = 0.0
         self.after_step: list[Callable[[Any], object]] = []
         changes.then(register_optimizer_step_post_hook(self._step).remove)
-        iterator = dataloader._BaseDataLoaderIter
-        changes.attribute(iterator, "__next__", self._timing(iterator.__next__))
+        apply(PATCHES, self, changes)
 
     def _step(self, optimizer: Any, *_: Any) -> None:
         self.steps += 1
@@ -44,3 +43,13 @@ class StepCounter:
             return batch
 
         return next_batch
+
+
+PATCHES = (
+    Patch(
+        "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
+        "batches, and the waits for them, are counted",
+        lambda original, counter: counter._timing(original),
+        "self",
+    ),
+)

@@ -1,7 +1,6 @@
 """What is patched in transformers and accelerate, in this process: its table, its undoing, and what patches do."""
 
 import os
-import re
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -99,17 +98,6 @@ def test_everything_is_taken_back(monkeypatch: pytest.MonkeyPatch, capfd: pytest
     with pytest.raises(SystemExit, match="2"):  # this process has no launcher
         TrainingArguments("out", use_ipex=True, ddp_backend="ccl")
     assert "ddp_backend ccl in one process without a launcher: start the script by mpirun, or" in capfd.readouterr().err
-
-
-def test_the_documentation_shows_the_table() -> None:
-    """Each row names what is changed for one reason, in the words of the table."""
-    page = Path(__file__).parents[2] / "docs" / "patches.md"
-    text = page.read_text(encoding="utf-8").partition("| changed or relied on | because |")[2].partition("\n\n")[0]
-    shown = {row.split(" | ")[1].removesuffix(" |"): row for row in text.splitlines()[2:]}
-    for patch in huggingface.PATCHES:
-        assert f"`{patch.target.partition(':')[2]}`" in shown.get(patch.why, ""), patch.target
-    variables = [row for row in shown.values() if re.match(r"\| `[A-Z_]+=", row)]
-    assert len(shown) == len({patch.why for patch in huggingface.PATCHES}) + len(variables), "a row has no patch"
 
 
 @pytest.mark.usefixtures("alone")

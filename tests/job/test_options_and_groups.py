@@ -20,6 +20,7 @@ from cpudist.errors import UserError
 from cpudist.job import communication, current, job_options, rank_pinning, require
 from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
+from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.world import World
 
@@ -224,7 +225,7 @@ def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job()
     backend, record, changes = _Compressing(), SimpleNamespace(compression=None), Changes()
     ours = Communication(backend, World(0, 2, 0, 2, 0, 2, "test"), record)
     ours.set_compression("bf16", "")
-    ours.follow_ddp(changes)
+    apply(communication.PATCHES, ours, changes)
     model, ddp = torch.nn.Linear(1, 1), torch.nn.parallel.DistributedDataParallel
     assert (ddp(model).bucket_bytes_cap, backend.schemes) == (33 << 20, ["bf16"])
     assert ddp(model, [0], output_device=0, bucket_cap_mb=5).bucket_bytes_cap == 5 << 20  # a script for GPUs

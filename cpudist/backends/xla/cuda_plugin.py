@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ import torch_xla
 from torch_xla.experimental import plugins
 
 from cpudist.backends.xla import gpu
+from cpudist.patching.patch import Patch, apply
 
 if TYPE_CHECKING:
     from cpudist.patching.undo import Changes
@@ -51,20 +53,21 @@ def register(world: World, changes: Changes) -> None:
     """
     plugins.register_plugin("CUDA", CudaPlugin(world))
     torch_xla._XLAC._xla_set_mat_mul_precision(_PRECISION[torch.get_float32_matmul_precision()])
-    _autocast(changes)
+    apply(PATCHES, None, changes)
 
 
-def _autocast(changes: Changes) -> None:
-    """Make ``torch.autocast("xla")`` set CUDA's autocast, because torch_xla's GPU tensors (2.8) use CUDA's."""
-    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
-
+def _begin(enter: Callable[[Any], Any], _: object) -> Callable[[Any], Any]:
     def begin(self: Any) -> Any:
         if self.device == "xla":
             self._of_cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
             torch.set_autocast_enabled("cuda", self._enabled)
             torch.set_autocast_dtype("cuda", self.fast_dtype)
-        return enter(self)  # type: ignore[no-untyped-call]
+        return enter(self)
 
+    return begin
+
+
+def _end(leave: Callable[..., Any], _: object) -> Callable[..., Any]:
     def end(self: Any, *error: Any) -> Any:
         if self.device == "xla":
             enabled, dtype = self._of_cuda
@@ -72,5 +75,11 @@ def _autocast(changes: Changes) -> None:
             torch.set_autocast_dtype("cuda", dtype)
         return leave(self, *error)
 
-    changes.attribute(torch.autocast, "__enter__", begin)
-    changes.attribute(torch.autocast, "__exit__", end)
+    return end
+
+
+_AUTOCAST = "torch_xla's GPU tensors (2.8) use the autocast of CUDA, which torch.autocast(xla) does not set"
+PATCHES = (
+    Patch("torch.amp.autocast_mode:autocast.__enter__", _AUTOCAST, _begin, "self"),
+    Patch("torch.amp.autocast_mode:autocast.__exit__", _AUTOCAST, _end, "self, ..."),
+)

@@ -9,28 +9,24 @@ of the runtime's own collectives raise an error. docs/xla.md lists every functio
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch_xla
-import torch_xla.distributed.xla_multiprocessing as multiprocessing
 from torch.distributed import distributed_c10d
 from torch_xla import runtime
 from torch_xla.core import xla_model
 
 from cpudist.backends.xla import pjrt
-from cpudist.backends.xla.transfers import fetch, reduce_flat, track_ddp_models
+from cpudist.backends.xla.transfers import ddp_models, fetch, reduce_flat
 from cpudist.errors import UserError
+from cpudist.patching.patch import Patch, adjusted, apply
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from cpudist.patching.undo import Changes
     from cpudist.world import World
 
@@ -50,19 +46,7 @@ def make_one_world(world: World, changes: Changes) -> None:
 
     torch_xla's collectives then use the default process group, which must be a `TwoSidedGroup`.
     """
-    answers = {
-        "world_size": world.size,
-        "global_device_count": world.size,
-        "process_count": world.size,
-        "global_ordinal": world.rank,
-        "process_index": world.rank,
-        "local_ordinal": world.local_rank,
-        "local_process_count": world.local_size,
-        "host_index": world.node_rank,
-    }
-    replace(runtime, {name: partial(int, answer) for name, answer in answers.items()}, changes)
-    carried = (all_reduce, all_gather, xla_rendezvous)
-    replace(xla_model, {function.__name__: function for function in carried}, changes)
+    apply(ONE_WORLD, world, changes)
     for name in vars(torch_xla._XLAC):
         if name.startswith("_xla_") and any(word in name for word in _COMMUNICATING):
             changes.attribute(torch_xla._XLAC, name, _refusing(name.removeprefix("_xla_")))
@@ -73,60 +57,66 @@ def make_one_world(world: World, changes: Changes) -> None:
         for space, _, name in (operator.partition("::") for operator in operators):
             if space == _FUNCTIONAL and name != "wait_tensor":
                 library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
-    track_ddp_models(changes)
 
 
-def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
-    """Make torch_xla's functions that start processes and groups use this job's.
+class Starts(NamedTuple):
+    """What functions of torch_xla that start processes are called in."""
 
-    `torch_xla.launch` and `xmp.spawn` call their function in this process, since all ranks run already. Under --mesh
-    the job is one program: both raise `UserError`, and `xr.use_spmd` does nothing; without a mesh it raises if the job
-    has several ranks. `dist.new_group` is torch's own: torch_xla's (2.8) ignores the job's timeout and uses 30 minutes.
-    """
-    original = runtime.use_spmd
+    world: World
+    mesh: bool
+
+
+def _spawn(starts: Starts) -> Callable[..., None]:
+    """Return an `xmp.spawn` that calls its function in this process, since all ranks run already."""
+
+    def spawn(fn: Callable[..., Any], args: Any = (), nprocs: int | None = None, *_: Any, **__: Any) -> None:
+        _check_devices_are_used(*starts, nprocs)
+        fn(starts.world.rank, *args)
+
+    return spawn
+
+
+def _launch(starts: Starts) -> Callable[..., None]:
+    spawn = _spawn(starts)
 
     def launch(
         fn: Callable[..., Any], args: Any = (), start_method: str = "spawn", debug_single_process: bool = False
     ) -> None:
         spawn(fn, args, 1 if debug_single_process else None)
 
-    def spawn(fn: Callable[..., Any], args: Any = (), nprocs: int | None = None, *_: Any, **__: Any) -> None:
-        _check_devices_are_used(world, mesh, nprocs)
-        fn(world.rank, *args)
+    return launch
 
+
+def _use_spmd(original: Callable[..., Any], starts: Starts) -> Callable[..., None]:
     def use_spmd(auto: bool = False) -> None:
         asked = "use_spmd(auto=True)" if auto else "use_spmd()"
-        pjrt.check_one_program(asked, world.size, auto=auto, meshed=mesh)
-        if not mesh:
+        pjrt.check_one_program(asked, starts.world.size, auto=auto, meshed=starts.mesh)
+        if not starts.mesh:
             original(auto)
 
-    replace(torch_xla, {"launch": launch}, changes)
-    replace(multiprocessing, {"spawn": spawn}, changes)
-    replace(runtime, {"use_spmd": use_spmd}, changes)
-    changes.attribute(dist, "new_group", distributed_c10d.new_group)
+    return use_spmd
 
 
-def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> None:
-    """Replace functions of `module`, in it and in every module that has imported them by name before the job."""
-    new = {id(getattr(module, name)): value for name, value in values.items()}
-    for other in list(sys.modules.values()):
-        for alias, found in list(vars(other).items()) if hasattr(other, "__dict__") else ():
-            if id(found) in new:
-                changes.attribute(other, alias, new[id(found)])
+def _kept_parameters(original: Callable[..., Any], _: Starts) -> Callable[..., Any]:
+    options = torch.__future__
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        before = options.get_swap_module_params_on_conversion()
+        options.set_swap_module_params_on_conversion(True)  # not for the whole job: load_state_dict obeys it, too
+        try:
+            return original(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
+        finally:
+            options.set_swap_module_params_on_conversion(before)
+        return original(self, *args, **kwargs)  # a wrapper, such as DDP, holds the parameters
+
+    return to
 
 
-def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:
-    """Patch `accelerate.data_loader` (1.15) for several ranks: move a batch to the device only when it is requested.
-
-    accelerate's loader prefetches a batch in a thread. So the last batch is no longer marked as the last one when it is
-    evaluated, and `gather_for_metrics` keeps the samples that were repeated to make ranks equal.
-
-    Raises:
-        UserError: the installed accelerate has no such loader.
-    """
-    cls = getattr(data_loader, "MpDeviceLoaderWrapper", None)
-    if cls is None or list(inspect.signature(cls.__init__).parameters) != ["self", "dataloader", "device"]:
-        raise UserError("the backend xla does not know the installed accelerate; pip install 'accelerate>=1.15,<2'")
+def _on_request(original: Callable[..., Any], _: object) -> Callable[..., Any]:
+    data_loader: Any = sys.modules[original.__module__]
 
     def iterate(self: Any) -> Iterator[Any]:
         if self._rng_types is not None:
@@ -134,7 +124,7 @@ def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:
         for batch in self._loader:
             yield data_loader.send_to_device(batch, self.device)
 
-    changes.attribute(cls, "__iter__", iterate)
+    return iterate
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
@@ -226,3 +216,74 @@ def _refusing(name: str) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+def _answering(answer: Callable[[World], int]) -> Callable[[Any, World], Callable[[], int]]:
+    return lambda _, world: lambda: answer(world)
+
+
+_ANSWERS: dict[str, Callable[[World], int]] = {
+    "world_size": lambda world: world.size,
+    "global_device_count": lambda world: world.size,
+    "process_count": lambda world: world.size,
+    "global_ordinal": lambda world: world.rank,
+    "process_index": lambda world: world.rank,
+    "local_ordinal": lambda world: world.local_rank,
+    "local_process_count": lambda world: world.local_size,
+    "host_index": lambda world: world.node_rank,
+}
+_ALONE = "the runtime takes each CPU process for a world of its own (pytorch/xla#9496)"
+
+# For several CPU processes, which meet through the host. The context is the `World`.
+ONE_WORLD = (
+    *(Patch(f"torch_xla.runtime:{name}", _ALONE, _answering(answer), "") for name, answer in _ANSWERS.items()),
+    Patch("torch_xla.core.xla_model:all_reduce", _ALONE, lambda *_: all_reduce, "reduce_type, inputs, scale, ..."),
+    Patch("torch_xla.core.xla_model:all_gather", _ALONE, lambda *_: all_gather, "value, dim, groups, output, ..."),
+    Patch("torch_xla.core.xla_model:xla_rendezvous", _ALONE, lambda *_: xla_rendezvous, "payload, ordinals, tag"),
+    Patch(
+        "torch.nn.parallel.distributed:DistributedDataParallel.__init__",
+        "gradients that are views of buckets are read before they are computed, otherwise each keeps a bucket",
+        lambda constructor, _: adjusted(
+            constructor, lambda given: given.setdefault("gradient_as_bucket_view", True), ddp_models.add
+        ),
+        "self, module, ...",
+    ),
+)
+
+# For every job on xla. The context is a `Starts`.
+PATCHES = (
+    Patch("torch_xla:launch", "the ranks run already", lambda _, starts: _launch(starts), "fn, args, ..."),
+    Patch(
+        "torch_xla.distributed.xla_multiprocessing:spawn",
+        "the ranks run already",
+        lambda _, starts: _spawn(starts),
+        "fn, args, nprocs, ...",
+    ),
+    Patch("torch_xla.runtime:use_spmd", "SPMD is one process's; --mesh has called it", _use_spmd, "auto"),
+    Patch(
+        "torch.distributed:new_group",
+        "torch_xla's (2.8) ignores the job's timeout and waits for 30 minutes",
+        lambda *_: distributed_c10d.new_group,
+    ),
+    Patch(
+        "torch.nn.modules.module:Module.to",
+        "torch (2.9) makes new parameters for XLA's device, which an optimizer and tied modules do not get",
+        _kept_parameters,
+        "self, args, kwargs",
+    ),
+)
+
+# For several ranks. accelerate's loader prefetches a batch in a thread.
+LOADER = (
+    Patch(
+        "accelerate.data_loader:MpDeviceLoaderWrapper.__iter__",
+        "a batch that is prefetched is not known as the last one, so gather_for_metrics keeps repeated samples",
+        _on_request,
+        "self",
+    ),
+    Patch(
+        "accelerate.data_loader:MpDeviceLoaderWrapper.__init__",
+        "its attributes are used by the __iter__ above",
+        parameters="self, dataloader, device",
+    ),
+)

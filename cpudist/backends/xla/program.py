@@ -14,6 +14,7 @@ from cpudist.backends.xla import joining, patches, pjrt
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.patching.patch import apply
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -64,8 +65,7 @@ class Program:
                 f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; check that the device is there and free"
             ) from error
         # After `Sharding`, which needs the runtime's own use_spmd.
-        patches.run_in_place(world, changes, mesh=self.sharding is not None)
-        _keep_parameters(changes)
+        apply(patches.PATCHES, patches.Starts(world, self.sharding is not None), changes)
         self._compiled_before = _compiled()
 
     def _connect(self, options: Mapping[str, Any], world: World) -> None:
@@ -126,26 +126,3 @@ def _compiled() -> tuple[int, float]:
     """Return the number of graphs that this process has compiled so far, and the seconds spent."""
     data = metrics.metric_data("CompileTime")
     return (int(data[0]), float(data[1]) / 1e9) if data else (0, 0.0)
-
-
-def _keep_parameters(changes: Changes) -> None:
-    """Keep a model's parameters in ``model.to(device)``, until `changes` are undone.
-
-    torch (2.9) otherwise makes new ones for XLA's device: an existing optimizer would update the old ones, and modules
-    would no longer share a parameter, as the embedding and the output layer of a language model do.
-    """
-    original, options = torch.nn.Module.to, torch.__future__
-
-    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        before = options.get_swap_module_params_on_conversion()
-        options.set_swap_module_params_on_conversion(True)  # not for the whole job: load_state_dict obeys it, too
-        try:
-            return original(self, *args, **kwargs)
-        except RuntimeError as error:
-            if "Couldn't swap" not in str(error):
-                raise
-        finally:
-            options.set_swap_module_params_on_conversion(before)
-        return original(self, *args, **kwargs)  # a wrapper, such as DDP, holds the parameters
-
-    changes.attribute(torch.nn.Module, "to", to)

@@ -17,10 +17,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_xla import runtime
 from torch_xla.distributed import spmd
 
-from cpudist.backends.xla import mesh, partition, patches
+from cpudist.backends.xla import mesh, partition
 from cpudist.backends.xla.partition import Entry, Spec
 from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.patching.patch import Patch, apply
 
 if TYPE_CHECKING:
     from cpudist.patching.undo import Changes
@@ -58,7 +59,7 @@ class Sharding:
         self._mark: Callable[..., Any] = spmd.mark_sharding
         changes.then(partial(spmd.set_global_mesh, spmd.get_global_mesh()))
         spmd.set_global_mesh(self.mesh)
-        patches.replace(spmd, {"mark_sharding": self.mark_for_script}, changes)
+        apply(PATCHES, self, changes)
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
         """Raise `UserError` if an option of DDP, which does not wrap the model, would change results."""
@@ -119,6 +120,16 @@ class Sharding:
 
 
 _is_one_program = False  # SPMD mode stays on until the process ends
+
+
+PATCHES = (
+    Patch(
+        "torch_xla.distributed.spmd.xla_sharding:mark_sharding",
+        "a parameter that --mesh has placed would be placed twice, one of the two without effect",
+        lambda _, sharding: sharding.mark_for_script,
+        "t, mesh, partition_spec",
+    ),
+)
 
 
 def _become_one_program() -> None:

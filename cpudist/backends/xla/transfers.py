@@ -7,10 +7,8 @@ ccl or gloo, and put back.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -19,13 +17,10 @@ import torch_xla
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-if TYPE_CHECKING:
-    from cpudist.patching.undo import Changes
-
 # Size of the flat tensors to reduce, in bytes. Large ones need few transfers, and ccl divides them itself.
 BUCKET_BYTES = 100 * 2**20
 
-_ddp_models: WeakSet[DistributedDataParallel] = WeakSet()
+ddp_models: WeakSet[DistributedDataParallel] = WeakSet()  # whose gradients are views of buckets
 
 
 def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -74,24 +69,6 @@ def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, sca
                 tensor.detach().copy_(part.view(tensor.shape))
 
 
-def track_ddp_models(changes: Changes) -> None:
-    """Track every model that is wrapped in DDP, for `fetch`, until `changes` are undone.
-
-    Gradients are views of DDP's buckets by default. With ``gradient_as_bucket_view=False`` they are no views, and DDP's
-    own views cannot be reached.
-    """
-    original = DistributedDataParallel.__init__
-
-    @functools.wraps(original)  # the job's own patch, which may call this one, reads the signature
-    def init(*args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(original).bind_partial(*args, **kwargs)
-        given.arguments.setdefault("gradient_as_bucket_view", True)
-        original(*given.args, **given.kwargs)
-        _ddp_models.add(args[0])
-
-    changes.attribute(DistributedDataParallel, "__init__", init)
-
-
 def _keep_newest_buckets() -> None:
     """Make every gradient that is a view of a DDP bucket refer only to the newest version of the bucket.
 
@@ -100,7 +77,7 @@ def _keep_newest_buckets() -> None:
     bucket: 161 for ResNet-50's bucket of 94 MB.
     """
     with torch.no_grad():
-        for model in list(_ddp_models):
+        for model in list(ddp_models):
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.clone()  # reading the gradient is enough; the unused clone is not computed

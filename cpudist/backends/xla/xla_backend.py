@@ -6,7 +6,6 @@ The module imports torch in methods only; see `Backend`.
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cpudist.backends.interface import Backend
@@ -14,6 +13,7 @@ from cpudist.backends.options import Option
 from cpudist.backends.xla import pjrt
 from cpudist.backends.xla.xla_devices import XlaDevices
 from cpudist.patching.on_import import after_import
+from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class XlaBackend(Backend):
 
         changes.variable("USE_TORCH_XLA", "1")  # makes accelerate and transformers prefer torch_xla
         if self._world_size > 1:
-            changes.then(after_import("accelerate.data_loader", partial(patches.patch_accelerate_loader, changes)))
+            changes.then(after_import("accelerate.data_loader", lambda _: apply(patches.LOADER, None, changes)))
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, which takes `options`; under a mesh, place the model on it instead."""

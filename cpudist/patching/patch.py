@@ -1,0 +1,109 @@
+"""Replace parts of other packages, each with its reason, if they are what the replacement was written for.
+
+A folder that changes another package has a table, `PATCHES`, which docs/patches.md shows::
+
+    apply(PATCHES, self, job.changes)
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cpudist.errors import UserError
+from cpudist.patching.undo import Changes
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A part of another package that cpudist replaces or relies on.
+
+    Attributes:
+        target: "module:attribute" or "module:Class.attribute".
+        why: the reason, as docs/patches.md shows it.
+        function: takes the original and the context, and returns the replacement or the changed original. None: only
+            check that the target exists; another patch uses it.
+        parameters: the names of the original's parameters; "..." allows any others. None: do not check them.
+        attributes: names that the original must have.
+        until: when the patch can go, with the upstream issue; empty: nothing is planned upstream.
+    """
+
+    target: str
+    why: str
+    function: Callable[[Any, Any], Any] | None = None
+    parameters: str | None = None
+    attributes: str = ""
+    until: str = ""
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    def find(self) -> tuple[Any, str, Any]:
+        """Return the owner of the target, its name there, and the target; None if it does not exist."""
+        *classes, name = self.target.partition(":")[2].split(".")
+        owner: Any = importlib.import_module(self.module)
+        for part in classes:
+            owner = getattr(owner, part, None)
+        return owner, name, getattr(owner, name, None)
+
+    def fits(self) -> bool:
+        """Return whether the target has the parameters and attributes that this patch was written for."""
+        original = self.find()[2]
+        if original is None or not all(hasattr(original, name) for name in self.attributes.split(", ") if name):
+            return False
+        if self.parameters is None:
+            return True
+        found = ", ".join(inspect.signature(original).parameters)
+        return found == self.parameters or (self.parameters[-3:] == "..." and found.startswith(self.parameters[:-3]))
+
+
+def apply(patches: Iterable[Patch], context: Any, changes: Changes) -> None:
+    """Apply `patches` in their order, until `changes` are undone.
+
+    A function of a module is also replaced in the modules that have imported it by name.
+
+    Raises:
+        UserError: a patch does not fit the installed version.
+    """
+    functions = {}  # id of a module's function -> the function, which keeps the id, and its replacement
+    for patch in patches:
+        owner, name, original = patch.find()
+        if not patch.fits():
+            package: Any = sys.modules[patch.module.partition(".")[0]]
+            version = f"{package.__name__} {package.__version__}"
+            raise UserError(f"cpudist does not know {version}, whose {patch.target} has changed; install an older one")
+        if patch.function is None or (replacement := patch.function(original, context)) is original:
+            continue
+        if inspect.ismodule(owner) and inspect.isroutine(original):
+            functions[id(original)] = original, replacement
+        else:
+            changes.attribute(owner, name, replacement)
+    for module in [module for module in sys.modules.values() if functions and inspect.ismodule(module)]:
+        for name, value in list(vars(module).items()):
+            if id(value) in functions:
+                changes.attribute(module, name, functions[id(value)][1])
+
+
+def adjusted(
+    constructor: Callable[..., None],
+    before: Callable[[dict[str, Any]], object],
+    after: Callable[[Any], object],
+) -> Callable[..., None]:
+    """Return an `__init__` that calls `constructor`, whose arguments by name `before` may change.
+
+    `after` then gets the new object.
+    """
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def init(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind_partial(*args, **kwargs)
+        before(given.arguments)
+        constructor(*given.args, **given.kwargs)
+        after(args[0])
+
+    return init
