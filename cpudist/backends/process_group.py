@@ -167,8 +167,7 @@ def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
 def init_group(name: str, world: World, store: Store, timeout: float) -> None:
     """Create the default process group; `timeout`, in seconds, bounds its calls and those of later groups."""
     bound_new_groups(timeout)
-    limit = timedelta(seconds=timeout)
-    dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
+    dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size)
 
 
 def bound_new_groups(seconds: float | None) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 import cpudist
 from cpudist.checkpoints import folders
-from cpudist.checkpoints.background import Background
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.errors import UserError
 from cpudist.job import require
@@ -214,6 +214,7 @@ def test_the_next_call_raises_what_failed_in_background(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match=r"cannot save .*/checkpoint-2: the disk at .* is full"):
         checkpoints.save(3, **training.parts)
     monkeypatch.undo()
+    assert not (tmp_path / folders.INCOMPLETE).exists(), "the run record needs the room"
     assert checkpoints.restore(**training.parts) == 1
     checkpoints.save(4, **training.parts)
     assert checkpoints.restore(**training.parts) == 4, "after the thread"
@@ -276,8 +277,17 @@ def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     cpudist.shutdown()
 
 
-def test_the_thread_that_saves_leaves_the_cores_to_the_training() -> None:
-    background, seen = Background(), []
-    background.start(lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
-    background.wait()
-    assert seen == [15]
+def test_the_thread_that_saves_leaves_the_cores_to_the_training_and_the_job_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def slow(folder: Path) -> None:
+        time.sleep(0.5)
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    monkeypatch.setattr(folders, "sync", slow)
+    cpudist.init("gloo", pin=False)
+    cpudist.Checkpoints(tmp_path, asynchronous=True).save(1, model=torch.nn.Linear(1, 1))
+    cpudist.shutdown()
+    assert (seen, _steps(tmp_path)) == ([15], [1])

@@ -2,14 +2,17 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jobs import completed, launch, mpirun
 
-from cpudist.checkpoints import manifest
+import cpudist
+from cpudist.checkpoints import manifest, series
 from cpudist.checkpoints.publishing import Ranks
 from cpudist.checkpoints.runs import newest_whole
 from cpudist.checkpoints.series import _checked, check_shared
@@ -68,12 +71,17 @@ class _Others(Ranks):
         return [value, next(self._says)]
 
 
-def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, made = tmp_path / "new" / "out", (None, None)
     check_shared(folder, others := _Others(str(tmp_path), made, True))
     assert others.said[0] == str(tmp_path), "the nearest that is there"
     with pytest.raises(UserError, match=f"do not share {folder}: rank 1 has another one than rank 0"):
         check_shared(folder, _Others(str(tmp_path.parent), made, False))
+    monkeypatch.setattr(series, "Ranks", lambda: _Others(str(tmp_path.parent), made, False))
+    for hosts in (1, 2):
+        monkeypatch.setattr(series, "current", lambda: SimpleNamespace(world=SimpleNamespace(node_count=hosts)))  # noqa: B023
+        with pytest.raises(UserError, match="do not share") if hosts > 1 else nullcontext():
+            cpudist.Checkpoints(folder)
     assert not any(tmp_path.iterdir())
 
 

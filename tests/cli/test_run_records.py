@@ -86,7 +86,7 @@ def test_a_folder_of_runs_is_all_of_them_oldest_first(tmp_path: Path, capsys: py
 def test_ranks_that_delay_the_others_are_shown_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     delays = [{"host": f"h{rank}", "waits": 0.2 - rank / 100, "delays": rank / 100} for rank in range(12)]
     waiting = [{"rank": rank, **one} for rank, one in enumerate(delays)]
-    run = _run(tmp_path / "a", [2.0, 1.0], waiting=waiting, restarts=2, attempts=[[0, 30], [20, 15], [30, 70]])
+    run = _run(tmp_path / "a", [2.0, 1.0], waiting=waiting, restarts=3, attempts=[[0, 30], [20, 15], [30, 0], [40, 60]])
     assert main(["summary", str(run)]) == 0
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]

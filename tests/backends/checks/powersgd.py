@@ -1,4 +1,4 @@
-"""PowerSGD with several buckets leaves the ranks' parameters equal: `powersgd.py BACKEND`.
+"""PowerSGD with several buckets leaves the ranks' parameters equal, at its rank: `powersgd.py BACKEND`.
 
 Its second collective of a bucket is called in a callback of the first, while the backward pass goes on.
 """
@@ -17,7 +17,7 @@ world = cpudist.init(sys.argv[1], timeout=60)
 torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(400, 400) for _ in range(12)])
 wrapped = cpudist.wrap(model, bucket_cap_mb=1)
-job.require().backend.compress(wrapped, "powersgd:1")  # as between hosts
+job.require().backend.compress(wrapped, "powersgd:2")  # as between hosts
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 torch.manual_seed(world.rank)
 for _ in range(STEPS):
@@ -29,4 +29,6 @@ highest = lowest.clone()
 dist.all_reduce(lowest, dist.ReduceOp.MIN)
 dist.all_reduce(highest, dist.ReduceOp.MAX)
 assert torch.equal(lowest, highest)
+before, after = job.require().backend.compressed_bytes()
+assert before / after == (400 * 400 + 400) / (2 * (400 + 400) + 400), "two factors of rank 2 for each matrix"
 cpudist.shutdown()
