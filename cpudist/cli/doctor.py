@@ -62,7 +62,9 @@ def _hosts(hosts: list[Host], interface: str | None) -> list[Finding]:
     """Check hosts as `cpudist launch` does, and return the findings."""
     checked = check_hosts(hosts, shared=True, interface=interface)
     return [finding for findings in checked.findings.values() for finding in findings] + [
-        Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")
+        Finding(
+            "ok", f"{host.where}: {host.name}", f"torch {facts.versions['torch']}, {size(facts.memory)} of memory free"
+        )
         for host, facts in checked.facts.items()
         if not checked.findings[host]
     ]

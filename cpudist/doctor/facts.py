@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import psutil
 
+import cpudist
 from cpudist.doctor.resources import free_shared_memory, quota, shared_memory
 from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
@@ -70,9 +71,12 @@ def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -
         findings.append(Finding("error", "network", message, remedy))
     return {
         "identity": node_identity(),
-        "python": platform.python_version(),
-        "cpudist": __version__,
-        "torch": installed("torch"),
+        "versions": {
+            "python": platform.python_version(),
+            "cpudist": f"{__version__} ({_code()})",
+            **{name: installed(name) for name in ("torch", "transformers", "accelerate")},
+        },
+        "cores": min(len(this_machine().usable.cores), max(int(cpu_quota() or sys.maxsize), 1)),
         "seconds": time.time(),
         "memory": psutil.virtual_memory().available,
         "folder": os.path.isdir(folder),
@@ -119,6 +123,13 @@ def _unacknowledged(connection: socket.socket) -> int:
     """Return how many sent bytes the other host's kernel has not acknowledged; no program need read them."""
     (count,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
     return int(count)
+
+
+def _code() -> str:
+    """Return a checksum of cpudist's code: a copy of one version may have been changed."""
+    found = Path(cpudist.__file__).parent.rglob("*")
+    files = sorted(path for path in found if path.suffix in (".py", ".cpp", ".hpp"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 def _checksum(path: str) -> str | None:

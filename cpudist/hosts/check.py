@@ -29,6 +29,7 @@ _SKEW_SECONDS = 60.0
 _UP_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
 _PROGRAM = "cpudist.doctor.facts"
+_DECISIVE = ("python", "cpudist", "torch")  # every job needs the same versions of these
 _PARTS = {*get_args(Part), "default"}
 _RANK_BYTES = 400 << 20  # a rank uses this much after it has imported torch and created its process group
 
@@ -39,7 +40,8 @@ class Facts:
 
     Attributes:
         identity: the same text for all names of one machine.
-        python, cpudist, torch: versions; torch is None where it is not installed.
+        versions: of Python and of packages, that of cpudist with a checksum of its code; None: not installed.
+        cores: the number of cores that ranks may use.
         skew: offset of its clock from ours in seconds; 0 if the delay of the answer can explain it.
         memory: free memory in bytes.
         folder: whether our working folder exists there.
@@ -52,9 +54,8 @@ class Facts:
     """
 
     identity: str
-    python: str
-    cpudist: str
-    torch: str | None
+    versions: dict[str, str | None]
+    cores: int
     skew: float
     memory: int
     folder: bool
@@ -112,6 +113,8 @@ def check_hosts(
             continue
         findings[host] = [*_judge(host, answer, reference, script), *_same_machine(host, answer, facts)]
         facts[host] = answer
+    for host, finding in _unlike(facts):
+        findings[host].append(finding)
     for host, finding in unconnected(failed, [here, *hosts]):
         findings[host].append(finding)
     if failed:  # no network can be judged where the usual addresses do not connect
@@ -222,10 +225,12 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list
     def wrong(level: Level, message: str, remedy: str) -> None:
         findings.append(Finding(level, place(host), message, remedy))
 
-    for name in ("python", "cpudist", "torch"):
-        theirs, ours = getattr(found, name), getattr(reference, name)
+    for name, ours in reference.versions.items():
+        theirs = found.versions.get(name)
         if theirs != ours:
-            wrong("error", f"has {name} {theirs}, this host {ours}", "install the same version on all hosts")
+            has = f"has {name} {theirs}" if theirs else f"has no {name}"
+            level: Level = "error" if name in _DECISIVE else "warning"
+            wrong(level, f"{has}, this host {ours or 'none'}", "install the same version on all hosts")
     if not found.folder:
         wrong("error", f"has no folder {os.getcwd()}", "start from a folder that all hosts share, or make it there")
     elif reference.script not in (None, found.script):
@@ -246,6 +251,17 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list
             "end what uses it, or start fewer ranks there",
         )
     return findings
+
+
+def _unlike(facts: dict[Host, Facts]) -> Iterator[tuple[Host, Finding]]:
+    """Yield a warning for each host whose ranks have another number of cores than those of most hosts."""
+    cores = {host: found.cores / (host.slots or found.ranks["default"]) for host, found in facts.items()}
+    usual = max(cores.values(), key=lambda one: (list(cores.values()).count(one), one), default=0.0)
+    for host, own in cores.items():
+        if own != usual:
+            message = f"has {own:.3g} cores for each rank, other hosts {usual:.3g}: in each step ranks wait for others"
+            remedy = "give each host as many ranks as its cores deserve, or see there what limits them: cpudist doctor"
+            yield host, Finding("warning", place(host), message, remedy)
 
 
 def _same_machine(host: Host, found: Facts, others: dict[Host, Facts]) -> Iterator[Finding]:

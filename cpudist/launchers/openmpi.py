@@ -13,14 +13,9 @@ from cpudist.processes import procfs
 # File name of Open MPI's library from 2.x to 5.x; no MPICH has a library of this name.
 _LIBRARY = "libmpi.so.40"
 
-# Variables that ranks on other hosts need. Open MPI passes on only the variables in its command line.
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "GLIBC_TUNABLES", "TMPDIR", "LANG", "LC_ALL")
-_PASSED_ON_PREFIXES = (
-    *("CPUDIST_", "PYTHON", "CCL_", "FI_", "I_MPI_", "MPI4PY_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
-    *("TORCH", "PYTORCH_", "GLOO_", "TP_", "IPEX_", "MALLOC_", "TCMALLOC_"),
-    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "WANDB_", "MLFLOW_", "USE_TORCH_XLA"),
-    *("XLA_", "PJRT_", "CPU_NUM_DEVICES", "http_", "https_", "no_", "HTTP_", "HTTPS_", "NO_", "SSL_", "REQUESTS_"),
-)
+# Open MPI passes on only the variables in its command line, and its own. These describe mpirun's host or its terminal.
+_NOT_PASSED_ON = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_"}
+_NOT_PASSED_ON_PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "SSH_", "BASH_FUNC_")
 _SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
@@ -70,7 +65,7 @@ class OpenMpi(MpiLauncher):
         if options.all_output:
             words += ["--output", "tag"] if is_prrte else ["--tag-output"]
         for name in sorted(options.variables):
-            if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES):
+            if name not in _NOT_PASSED_ON and not name.startswith(_NOT_PASSED_ON_PREFIXES):
                 words += ["-x", name]
         return [*words, "-n", str(options.count), *options.program]
 

@@ -2,6 +2,7 @@
 
 import socket
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import free_port
 
 RANKS = {"socket": 1, "numa": 2, "l3": 4, "default": 2}
-FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", 0.0, 8 << 30, True, RANKS, "a")
+VERSIONS = {"python": "3.11.7", "cpudist": "0.1.0 (a)", "torch": "2.13.0", "transformers": "5.24.0"}
+FACTS = Facts("a", VERSIONS, 8, 0.0, 8 << 30, True, RANKS, "a")
 
 
 @pytest.mark.job
@@ -28,6 +30,7 @@ def test_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked.of_level("error") == []
     (found,) = checked.facts.values()
     assert found.skew == 0
+    assert found.versions["torch"] == version("torch")
     assert found.ranks.keys() == RANKS.keys()
     (tmp_path / "probe").touch()
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 40000 10.0.0.2 22")
@@ -132,9 +135,10 @@ def test_many_hosts_connect_in_a_number_that_grows_slowly(count: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"torch": "2.8.0"}, "error has torch 2.8.0, this host 2.13.0"),
-        ({"torch": None}, "error has torch None"),
-        ({"cpudist": "0.0.9"}, "error has cpudist 0.0.9"),
+        ({"versions": {**VERSIONS, "torch": "2.8.0"}}, "error has torch 2.8.0, this host 2.13.0"),
+        ({"versions": {**VERSIONS, "torch": None}}, "error has no torch"),
+        ({"versions": {**VERSIONS, "cpudist": "0.1.0 (b)"}}, "error has cpudist 0.1.0 (b), this host 0.1.0 (a)"),
+        ({"versions": {**VERSIONS, "transformers": "4.57"}}, "warning has transformers 4.57"),
         ({"script": None}, "error has no train.py"),
         ({"script": "b"}, "error has another train.py than this host"),
         ({"shared": False}, "warning has a folder"),
@@ -151,6 +155,19 @@ def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> No
     assert len(found) == bool(words)
     assert all(one.about.endswith("h1") for one in found)
     assert "findings" in changes or all(one.remedy for one in found)
+
+
+@pytest.mark.parametrize(
+    ("cores", "slots", "unlike"),
+    [((8, 8, 4), None, "h2"), ((4, 8), None, "h0"), ((8, 8, 4), (4, 4, 2), ""), ((8, 8, 8), (2, 1, 1), "h0")],
+)
+def test_a_host_whose_ranks_have_more_or_fewer_cores(
+    cores: tuple[int, ...], slots: tuple[int, ...] | None, unlike: str
+) -> None:
+    hosts = [Host(f"h{number}", slots and slots[number]) for number in range(len(cores))]
+    found = dict(module._unlike({host: replace(FACTS, cores=n) for host, n in zip(hosts, cores, strict=True)}))
+    assert " ".join(host.name for host in found) == unlike
+    assert all(one.level == "warning" and one.remedy for one in found.values())
 
 
 def test_a_clock_is_off_only_beyond_the_time_of_the_answer() -> None:

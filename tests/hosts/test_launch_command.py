@@ -37,7 +37,7 @@ def test_inside_a_job() -> None:
 
 def _facts(host: Host, sockets: int) -> Facts:
     ranks = {"socket": sockets, "numa": 2 * sockets, "l3": 8, "default": 2 * sockets}
-    return Facts(host.name, "3", "0", "2", 0.0, 1 << 40, True, ranks)
+    return Facts(host.name, {}, 8, 0.0, 1 << 40, True, ranks)
 
 
 Plan = Callable[..., HostPlan]
