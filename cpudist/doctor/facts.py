@@ -18,7 +18,6 @@ from typing import Any, get_args
 
 import psutil
 
-import cpudist
 from cpudist.doctor.resources import free_shared_memory, quota, shared_memory
 from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
@@ -127,7 +126,7 @@ def _unacknowledged(connection: socket.socket) -> int:
 
 def _code() -> str:
     """Return a checksum of cpudist's code: a copy of one version may have been changed."""
-    found = Path(cpudist.__file__).parent.rglob("*")
+    found = Path(__file__).parents[1].rglob("*")
     files = sorted(path for path in found if path.suffix in (".py", ".cpp", ".hpp"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 

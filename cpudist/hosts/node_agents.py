@@ -16,10 +16,10 @@ from cpudist.hosts import node_agent
 from cpudist.hosts.remote import AT_ONCE, CONNECT_SECONDS, command_on, is_here
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes.procfs import python_main
+from cpudist.processes.silent_hosts import SilentHosts
 from cpudist.waiting import poll
 
 _KEEPALIVE_SECONDS = 1.0
-_TELL_SECONDS = 10.0  # a host that has been silent for so long is named
 _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # the pipes to its standard input and output
 _OTHER_FILES = 200
@@ -41,6 +41,7 @@ class NodeAgents:
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
         self.first_ended: dict[str, int | None] = {}
         self._hosts = hosts
+        self._silent_hosts = SilentHosts(node_agent.KEEPALIVE_TIMEOUT)
         _allow_files(_FILES_OF_AGENT * len(hosts) + _OTHER_FILES)
         self._agents: list[_Agent] = []
         waiting = [*hosts]
@@ -74,7 +75,7 @@ class NodeAgents:
     @property
     def ranks_ended(self) -> bool:
         """Whether ranks have run, and have all ended on the hosts that answer."""
-        answering = [agent for agent in self._agents if not agent.silent_for(4 * _KEEPALIVE_SECONDS)]
+        answering = [agent for agent in self._agents if agent.silence <= 4 * _KEEPALIVE_SECONDS]
         return any(agent.had_ranks for agent in answering) and not any(agent.ranks for agent in answering)
 
     @property
@@ -92,9 +93,10 @@ class NodeAgents:
         self._receive()
         for place, agent in enumerate(self._agents):
             agent.keep_alive()
-            agent.tell_silence()
             if agent.may_connect_again:
                 self._agents[place] = agent.connected_again()
+        answered = [agent for agent in self._agents if agent.answered and not agent.is_lost]
+        self._silent_hosts.report({agent.host.name: agent.silence for agent in answered})
 
     def signal_ranks(self, number: int) -> bool:
         """Send a signal to all ranks; return whether there are any."""
@@ -140,7 +142,6 @@ class _Agent:
         self.ranks = 0
         self.had_ranks = False
         self.answered = False
-        self._told = False  # that it is silent
         self.ended = False
         self.blamed: list[int] = []
         self.left: int | None = None
@@ -167,8 +168,8 @@ class _Agent:
     def is_lost(self) -> bool:
         """Whether the agent has ended or has stopped answering."""
         if self._again and not self.answered:
-            return self.ended or self.silent_for(_RECONNECT_SECONDS)
-        return self.ended or self.silent_for(node_agent.KEEPALIVE_TIMEOUT)
+            return self.ended or self.silence > _RECONNECT_SECONDS
+        return self.ended or self.silence > node_agent.KEEPALIVE_TIMEOUT
 
     @property
     def may_connect_again(self) -> bool:
@@ -184,9 +185,10 @@ class _Agent:
         agent.ranks, agent.had_ranks, agent._again = self.ranks, self.had_ranks, True
         return agent
 
-    def silent_for(self, seconds: float) -> bool:
-        """Return whether the agent has reported nothing for so long."""
-        return time.monotonic() - self._received > seconds
+    @property
+    def silence(self) -> float:
+        """Seconds since the agent's last report."""
+        return time.monotonic() - self._received
 
     def receive(self) -> list[int | None]:
         """Read the agent's reports; return the ranks that have ended."""
@@ -218,16 +220,6 @@ class _Agent:
         """Send a line every few seconds."""
         if time.monotonic() - self._sent > _KEEPALIVE_SECONDS:
             self.send("here")
-
-    def tell_silence(self) -> None:
-        """Name a host once it has not answered for 10 s, and again when it answers."""
-        if self.answered and not self.is_lost and self._told != self.silent_for(_TELL_SECONDS):
-            self._told = not self._told
-            if self._told:
-                end = f"the job ends at {node_agent.KEEPALIVE_TIMEOUT:.0f} s"
-                say(f"warning: {self.host.name} does not answer for {_TELL_SECONDS:.0f} s; {end}")
-            else:
-                say(f"{self.host.name} answers again")
 
     def send(self, line: str) -> None:
         """Send a line if the pipe has room; never block."""

@@ -5,12 +5,13 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 from cpudist.console import first_line
 from cpudist.errors import StartupTimeout
+from cpudist.processes.silent_hosts import silence_seconds
 from cpudist.store import protocol
 from cpudist.store.protocol import Code
 from cpudist.waiting import poll, usable
@@ -64,6 +65,8 @@ class Connection:
                 at its address.
         """
         self._received = bytearray()
+        self._silence: Callable[[], AbstractContextManager[None]] | None = None
+        self._silent_seconds = silence_seconds(address.keepalive_timeout)
         self._job = address.job
         attempt = min(_ATTEMPT_SECONDS, usable(timeout, _SHORTEST_ATTEMPT_SECONDS))
         names_until = time.monotonic() + address.name_seconds
@@ -148,6 +151,16 @@ class Connection:
         """Cancel the `on_disconnect` of `key` and `value` on all connections."""
         self._ask(Code.CANCEL_ON_DISCONNECT, self._name(key), value.encode())
 
+    def silences(self, key: str) -> dict[str, float]:
+        """Return the value of each `on_disconnect` of `key`, with the seconds since its host's kernel has answered."""
+        _, fields = self._ask(Code.SILENCES, self._name(key))
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        return {value.decode(): protocol.to_number(silence) / 1000 for value, silence in pairs}
+
+    def during_silence(self, block: Callable[[], AbstractContextManager[None]]) -> None:
+        """Wait within `block` for an answer that has taken a third of the time after which the store is lost."""
+        self._silence = block
+
     def interrupt(self) -> None:
         """Break the connection; `StoreLost` is raised in a thread that waits for an answer."""
         with suppress(OSError):
@@ -176,7 +189,7 @@ class Connection:
         try:
             self._socket.settimeout(within)
             self._socket.sendall(protocol.pack(code, *fields))
-            answer = self._answer()
+            answer = self._answer(within)
             if answer[0] not in (code, Code.MISSING):
                 raise protocol.Garbage(f"an answer to {answer[0].name} where {code.name} was asked")
             return answer
@@ -187,14 +200,24 @@ class Connection:
             self.close()
             raise
 
-    def _answer(self) -> tuple[Code, list[bytes]]:
+    def _answer(self, within: float) -> tuple[Code, list[bytes]]:
         while True:
             for answer in protocol.frames(self._received):
                 return answer
-            data = self._socket.recv(1 << 16)
+            data = self._receive(within)
             if not data:
                 raise protocol.Garbage("it has closed the connection")
             self._received += data
+
+    def _receive(self, within: float) -> bytes:
+        if self._silence is not None and self._silent_seconds < within:
+            self._socket.settimeout(self._silent_seconds)
+            with suppress(TimeoutError):
+                return self._socket.recv(1 << 16)
+            self._socket.settimeout(within - self._silent_seconds)
+            with self._silence():
+                return self._socket.recv(1 << 16)
+        return self._socket.recv(1 << 16)
 
 
 def _are_of_names(errors: Sequence[Exception]) -> bool:

@@ -25,6 +25,7 @@ _HEAD = struct.Struct(">BI")
 _LENGTH = struct.Struct(">I")
 _NUMBER = struct.Struct(">q")
 _MOST_BYTES = 1 << 30  # Longest frame, in bytes.
+_TCP_INFO_RECEIVED = struct.Struct("=52xII")  # tcpi_last_data_recv and tcpi_last_ack_recv of linux/tcp.h
 _TCP_RTO_MAX_MS = 44  # of linux/tcp.h; Python's socket has no name for it
 
 
@@ -48,6 +49,8 @@ class Code(IntEnum):
     # key value unless text: print the text after this ON_DISCONNECT if the key `unless` stays missing
     REPORT_ON_DISCONNECT = 15
     CLOCK = 16  # -> nanoseconds since the epoch by the server's wall clock
+    # key -> the value of each ON_DISCONNECT with this key, and the milliseconds since its host's kernel has answered
+    SILENCES = 17
 
 
 class Garbage(Exception):
@@ -129,3 +132,9 @@ def enable_keepalive(connection: socket.socket, seconds: float) -> None:
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000 * pause)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def silence(connection: socket.socket) -> int:
+    """Return the milliseconds since the other end's kernel has sent something; it answers keep-alive probes, too."""
+    received = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RECEIVED.size)
+    return min(map(int, _TCP_INFO_RECEIVED.unpack(received)))

@@ -68,6 +68,10 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._server.lose(self, "ended" if error is None or isinstance(error, ConnectionError) else "unreachable")
 
+    @property
+    def silence(self) -> int:
+        return protocol.silence(self.transport.get_extra_info("socket"))
+
     def answer(self, code: Code, fields: _Fields) -> None:
         self.transport.write(protocol.pack(code, *fields))
 
@@ -186,6 +190,9 @@ class Server:
                 return [number(values.has_all(keys))]
             case Code.AGES, keys:
                 return [number(-1 if age is None else round(1000 * age)) for age in map(values.age, keys)]
+            case Code.SILENCES, [key]:
+                of_key = [(peer, value) for peer in self._peers for one, value in peer.on_disconnect if one == key]
+                return [part for peer, value in of_key for part in (value, number(peer.silence))]
             case Code.SET, pairs:
                 for key, value in zip(pairs[::2], pairs[1::2], strict=True):
                     values.set(key, value)

@@ -11,6 +11,7 @@ Output and files may block, so `console.say` and `console.in_time` limit the wai
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from cpudist.console import say
 from cpudist.store import Address, Connection, StoreLost
@@ -63,6 +64,11 @@ class Heartbeat:
     def listen(self, keys: list[str], alarm: Callable[[Connection], None]) -> None:
         """Call `alarm`, in the thread, when one of `keys` is in the store."""
         self._alarm, self._keys = alarm, keys
+
+    def during_silence(self, block: Callable[[], AbstractContextManager[None]]) -> None:
+        """Wait for the store within `block` where it has not answered for long; see `Connection.during_silence`."""
+        if self._store is not None:
+            self._store.during_silence(block)
 
     def stop_listening(self) -> None:
         """Call no alarm from now on."""

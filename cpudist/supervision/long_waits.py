@@ -31,16 +31,24 @@ class LongWaits:
         address: address of the job's store.
         answer_seconds: a rank whose last status is older does not answer.
         timeout: returns the limit of a collective, in seconds.
+        host_is_silent: returns whether a host does not answer, which the watch reports.
     """
 
     def __init__(
-        self, world: World, hosts: Sequence[str], address: Address, answer_seconds: float, timeout: Callable[[], float]
+        self,
+        world: World,
+        hosts: Sequence[str],
+        address: Address,
+        answer_seconds: float,
+        timeout: Callable[[], float],
+        host_is_silent: Callable[[Connection], bool],
     ) -> None:
         self._world = world
         self._hosts = hosts
         self._address = address
         self._answer_seconds = answer_seconds
         self._timeout = timeout
+        self._host_is_silent = host_is_silent
         self._reported: set[str] = set()  # calls and lines that this rank need not report any more
         self._last: tuple[float, RankStatus] | None = None  # time and status of the last heartbeat in a long wait
 
@@ -83,7 +91,7 @@ class LongWaits:
 
     def _report(self, store: Connection, call: Call, which: str) -> None:
         key = _REPORTED.format(call=which)
-        if key in self._reported:
+        if key in self._reported or self._host_is_silent(store):
             return
         self._reported.add(key)
         if store.add(key, 1) == 1:

@@ -38,20 +38,23 @@ def read_lost(line: str) -> LostRank:
 
 
 def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each of the first lost ranks, and one sentence that counts the others.
+    """Return a sentence for each of the first lost ranks, and one that counts the others; one rank of a lost host.
 
     Args:
         lost: the lost ranks, in the order in which they were noticed.
         statuses: the last status of each rank that has published one.
     """
-    sentences = []
-    for loss in lost[:LINES]:
+    sentences, named = [], dict[object, LostRank]()
+    for loss in lost:
+        assert loss.rank is not None
+        named.setdefault(hosts[loss.rank] if loss.how == "unreachable" else loss.rank, loss)
+    for loss in [*named.values()][:LINES]:
         assert loss.rank is not None
         place = statuses.get(loss.rank)
         doing = "" if place is None else last_seen(place)
         sentences.append(str(replace(loss, host=hosts[loss.rank], last_seen=doing)))
-    if len(lost) > LINES:
-        sentences.append(f"{number_of(len(lost) - LINES, 'more rank')} lost")
+    if len(named) > LINES:
+        sentences.append(f"{number_of(len(named) - LINES, 'more rank')} lost")
     return sentences
 
 

@@ -8,14 +8,17 @@ a torchrun job, and on both sides of a link that is down.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import option, say
 from cpudist.processes.ending import after_last_line
-from cpudist.processes.lost_ranks import LostRank, tell_launch
+from cpudist.processes.lost_ranks import JOB_ID, LostRank, tell_launch
+from cpudist.processes.silent_hosts import SilentHosts
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
@@ -75,7 +78,9 @@ class Watch:
         self.waiting_agent: int | None = None
         self._hosts = hosts
         self._own_status = status
-        self.waits = LongWaits(world, hosts, address, heartbeat.answer_seconds, timeout)
+        # `cpudist launch` names the hosts of its jobs itself.
+        self._silent_hosts = None if JOB_ID in os.environ else SilentHosts(address.keepalive_timeout)
+        self.waits = LongWaits(world, hosts, address, heartbeat.answer_seconds, timeout, self._host_is_silent)
         self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process
         self._ending = threading.Lock()
@@ -86,6 +91,8 @@ class Watch:
         self._heartbeat = heartbeat
         after_last_line.add(self._has_reported)
         heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
+        if self._silent_hosts is not None and world.node_rank == 1 and world.local_rank == 0:
+            heartbeat.during_silence(partial(self._silent_hosts.waiting_for, hosts[0]))
         heartbeat.add(self._beat)
 
     def claim(self) -> bool:
@@ -201,8 +208,17 @@ class Watch:
             return
         self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
         self._publish_status(store)
+        if self._silent_hosts is not None and self.world.rank == 0:
+            self._silent_hosts.report(self._silences(store))
         if self._first_at_end:
             self._end_if_deadlocked(store)
+
+    def _silences(self, store: Connection) -> dict[str, float]:
+        """Return the hosts of ranks that are not lost, and for how many seconds each has not answered the store."""
+        return {self._hosts[int(rank)]: seconds for rank, seconds in store.silences(_LOST).items()}
+
+    def _host_is_silent(self, store: Connection) -> bool:
+        return self._silent_hosts is not None and bool(self._silent_hosts.find(self._silences(store)))
 
     def _end_without_store(self) -> NoReturn:
         self._ending.acquire()  # never released, so that only one thread continues

@@ -91,6 +91,20 @@ def freeze(job: Job) -> None:
     job.bed.send_signal("h1", signal.SIGCONT)
 
 
+def interrupt(job: Job, seconds: float, *, frozen: bool = False) -> None:
+    """h1 does not answer for some seconds, cut off or with every process stopped. Then the job goes on to its end."""
+    if frozen:
+        job.bed.send_signal("h1", signal.SIGSTOP)
+    else:
+        job.bed.disconnect("h1")
+    time.sleep(seconds)
+    if frozen:
+        job.bed.send_signal("h1", signal.SIGCONT)
+    else:
+        job.bed.connect("h1")
+    job.order("end")
+
+
 def lose_ssh(job: Job) -> None:
     """End the connection by which the launcher has reached h1. Some need it only to start; the job then goes on."""
     job.kill_ssh()
@@ -179,6 +193,7 @@ class Fault:
         options: of `cpudist launch`.
         variables: environment variables of the job.
         shell: how a shell runs the command; empty: it runs without one.
+        timeout: the least `--timeout`.
     """
 
     strike: Callable[[Job], None]
@@ -188,6 +203,7 @@ class Fault:
     options: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     shell: str = ""
+    timeout: float = 0.0
 
 
 _SAVES, _STALL = {"WORKING_SAVES": "1"}, {"WORKING_STALL": "10"}
@@ -205,6 +221,8 @@ FAULTS: dict[str, Fault] = {
     "link of h1 down": Fault(lambda job: job.bed.disconnect("h1")),
     "h1 loses its power": Fault(lambda job: job.bed.kill("h1")),
     "h1 frozen": Fault(freeze),
+    "h1 frozen for 10 s": Fault(partial(interrupt, seconds=10, frozen=True), ends_well=True, timeout=60),
+    "link of h1 down for 20 s": Fault(partial(interrupt, seconds=20), True, "h1 answers again", timeout=60),
     "ssh to h1 lost": Fault(lose_ssh, ends_well=None),
     "launch's ssh to h1 lost": Fault(lose_agent, ends_well=True, says="connecting again", launch_only=True),
     "store killed": Fault(lambda job: job.find("h0", "cpudist.store.serve")[0].kill()),
@@ -261,6 +279,7 @@ class Ending(Ended):
 
     def is_right(self, fault: str, timeout: float) -> bool:
         """Whether the job ended in time, left nothing behind, and its status tells what happened."""
+        timeout = max(timeout, FAULTS[fault].timeout)
         over = self.returncode is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
         ends_well, says = FAULTS[fault].ends_well, FAULTS[fault].says
         return over and ends_well in (None, self.returncode == 0) and says in self.output
@@ -269,7 +288,7 @@ class Ending(Ended):
 def run(way: Way, fault: str, timeout: float) -> Ending:
     """Start a job, break it, and watch how it ends; on a busy machine the third start at the latest is in time."""
     for _ in range(3):
-        ending, broken = _start(way, fault, timeout)
+        ending, broken = _start(way, fault, max(timeout, FAULTS[fault].timeout))
         if broken:
             break
     assert broken, f"the job ended before it was at work: {ending.returncode}\n{ending.output}"

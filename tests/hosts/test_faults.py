@@ -180,6 +180,7 @@ UNREACHABLE = "^cpudist: .*on h1 cannot be reached any more"
         ("link of h1 down", "intel", False, UNREACHABLE),
         pytest.param("link of h1 down", "openmpi", False, UNREACHABLE, marks=pytest.mark.long),
         ("h1 loses its power", "openmpi", True, UNREACHABLE),
+        ("link of h1 down for 20 s", "intel", False, "^cpudist: warning: h1 does not answer for 1.* job ends at 30 s$"),
         ("launch's ssh to h1 lost", "intel", True, "warning: the ssh connection to h1 was lost; connecting again$"),
     ],
 )

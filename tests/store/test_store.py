@@ -4,6 +4,9 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -135,11 +138,32 @@ def test_both_ends_notice_a_network_that_is_down(server: Serving, client: Connec
         options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT", "TCP_NODELAY")
         set_to = [end.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) for option in options]
         assert set_to == [1, 1, 9, 1000 * KEEPALIVE_SECONDS, 1], "a probe each second; an answer until 8"
+    client.on_disconnect("lost", "1")
+    assert 0 <= client.silences("lost")["1"] < 1, "it has just sent this request"
+    assert client.silences("other") == {}
     with socket.socket() as one:
         protocol.enable_keepalive(one, 0.5)
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
     assert [keepalive_timeout(seconds) for seconds in (1, 10, 20, 300)] == [5, 5, 10, 30]
+
+
+def test_an_answer_that_takes_long_is_told_and_then_again(server: Serving) -> None:
+    told = []
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        told.append("silent")
+        yield
+        told.append("answers")
+
+    client = Connection(replace(server.address(), keepalive_timeout=0.3), 5)
+    client.during_silence(block)
+    assert not client.wait_any(["never"], 0)
+    assert told == []
+    assert not client.wait_any(["never"], 0.5)
+    assert told == ["silent", "answers"]
+    client.close()
 
 
 def test_threads_do_not_wait_for_each_other(store: JobStore) -> None:

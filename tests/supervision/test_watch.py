@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cpudist.processes.silent_hosts import SilentHosts
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
@@ -113,8 +114,21 @@ def test_at_the_end_a_rank_waits_for_ten_timeouts(server: StoreProcess, capsys: 
         one.close()
 
 
+def test_hosts_that_do_not_answer_are_named_once_until_they_answer_or_are_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hosts, answering = SilentHosts(30), {"h0": 0.0, "h1": 3.0, "h2": 0.0}
+    both, one, lost = {"h0": 0.1, "h1": 10.4, "h2": 12.0}, {"h0": 0.1, "h1": 12.0, "h2": 0.1}, {"h0": 0.1, "h2": 3.0}
+    for silences in (answering, both, both, one, one, lost):
+        hosts.report(silences)
+    assert capsys.readouterr().err.splitlines() == [
+        "cpudist: warning: h1, h2 do not answer for 12 s; the job ends at 30 s",
+        "cpudist: h2 answers again",
+    ]
+
+
 def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each beat, as docs/scale.md says, and benchmarks/store_scale.py measures."""
+    """At each beat, as docs/scale.md says, and benchmarks/store_scale.py measures. Rank 0 asks one more."""
     asked: list[Code] = []
     ask = Connection._ask
 
@@ -123,7 +137,7 @@ def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: py
             asked.append(code)
         return ask(self, code, *fields, **within)
 
-    one = watch(server, 0, 20)
+    one = watch(server, 1, 20)
     monkeypatch.setattr(Connection, "_ask", count)
     assert poll(lambda: asked.count(Code.CHECK) == 4, 20)
     one.close()
