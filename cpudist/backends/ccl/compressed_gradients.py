@@ -1,6 +1,6 @@
 """A communication hook of DDP that averages gradients as bfloat16 or as blocks of int8.
 
-The process group converts the numbers (csrc/oneccl/exchange.hpp). The hook has its own group, so other calls stay
+The process group converts the numbers (csrc/compressed_sum.hpp). The hook has its own group, so other calls stay
 exact.
 """
 

@@ -65,6 +65,22 @@ class Coroutine {
   Handle handle_;
 };
 
+// Numbers that are given to callers and come up in the same order.
+struct Turns {
+  uint64_t given = 0;
+  uint64_t done = 0;
+};
+
+class Turn final : public Condition {
+ public:
+  Turn(const Turns& turns, uint64_t number) : turns_(turns), number_(number) {}
+  bool holds() override { return turns_.done == number_; }
+
+ private:
+  const Turns& turns_;
+  const uint64_t number_;
+};
+
 // When a request that waits should find out why: about once a second.
 class Watch {
  public:

@@ -88,13 +88,6 @@ inline TransportError alltoall_mismatch(size_t from, size_t sent, size_t to, siz
                         "; make the split sizes of both agree");
 }
 
-// A rank's share of an allgather or reduce_scatter has `given` elements, and another rank expects others.
-inline TransportError count_mismatch(const char* name, size_t of, size_t given, size_t rank, size_t expected) {
-  return TransportError(std::string(name) + ": the share of rank " + std::to_string(of) + " has " +
-                        std::to_string(given) + " elements, but rank " + std::to_string(rank) + " expects " +
-                        std::to_string(expected) + "; pass the same on both");
-}
-
 inline size_t sum(const std::vector<size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), size_t{0});
 }

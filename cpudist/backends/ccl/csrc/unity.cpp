@@ -16,7 +16,6 @@
 #include "module.cpp"
 #include "mpi/channel.cpp"
 #include "mpi/collectives.cpp"
-#include "mpi/compressed.cpp"
 #include "mpi/library.cpp"
 #include "mpi/transport.cpp"
 #include "process_group.cpp"
@@ -27,6 +26,7 @@
 #include "transport_selection.cpp"
 #include "work.cpp"
 #ifdef WITH_ONECCL
+#include "oneccl/collectives.cpp"
 #include "oneccl/communicator.cpp"
 #include "oneccl/intel_memory.cpp"
 #include "oneccl/transport.cpp"

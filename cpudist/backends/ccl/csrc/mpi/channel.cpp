@@ -8,7 +8,8 @@ namespace cpudist::mpi {
 
 namespace {
 
-constexpr int kChannels = 256;  // of a communicator; the rest of a tag is for hashes, 256 of them with 20 bits
+constexpr size_t kMostInFlight = 8;  // enough to fill a link while pieces are added; each holds a copy
+constexpr int kChannels = 256;       // of a communicator; the rest of a tag is for hashes, 256 of them with 20 bits
 
 Handle create_communicator(const std::vector<int>& members) {
   const auto& mpi = library();
@@ -28,7 +29,11 @@ Handle create_communicator(const std::vector<int>& members) {
 // of the same members share communicators, of which an MPI has a limited number. These are never freed: ranks would wait
 // for each other in MPI_Comm_free.
 Channel::Channel(const Group& group)
-    : rank_(group.rank), ranks_(group.size), most_bytes_(group.round_bytes), slots_(group.mpi_slots) {
+    : order(kMostInFlight, group.mpi_slots),
+      rank_(group.rank),
+      ranks_(group.size),
+      most_bytes_(group.round_bytes),
+      slots_(group.mpi_slots) {
   static int next_number = 0;
   static std::map<std::pair<std::vector<int>, int>, Handle> communicators;
   const auto& mpi = library();

@@ -16,11 +16,9 @@
 // start n. What n waits for belongs to n.
 #pragma once
 
-#include <deque>
-#include <set>
 #include <vector>
 
-#include "../coroutine.hpp"
+#include "../pieces.hpp"
 #include "../rendezvous.hpp"
 #include "../signature.hpp"
 #include "library.hpp"
@@ -43,22 +41,11 @@ class Channel {
   // The tag of messages between two ranks outside of collectives.
   int tag_of_messages() const { return number_ * kSlots * hashes_; }
 
-  struct Call {
-    uint64_t number;
-    int tag;
-  };
-
-  // Whether this request may start its next call now.
-  bool may_start(const Request* request) const {
-    const bool slot_is_free = running_.empty() || started_ - *running_.begin() < slots_;
-    return slot_is_free && running_.size() < kMostInFlight && order.front() == request;
+  // The tag of the messages of a call.
+  int tag_of_call(uint64_t number, const Signature& signature) const {
+    const int slot = 1 + static_cast<int>(number % slots_);
+    return add_hash((number_ * kSlots + slot) * hashes_, signature.bits());
   }
-  Call start(const Signature& signature) {
-    running_.insert(started_);
-    const int slot = 1 + static_cast<int>(started_ % slots_);
-    return {started_++, add_hash((number_ * kSlots + slot) * hashes_, signature.bits())};
-  }
-  void finish(const Call& call) { running_.erase(call.number); }
 
   // Adds to the hash of a tag.
   int add_hash(int tag, uint64_t number) const {
@@ -68,12 +55,9 @@ class Channel {
   }
   bool same_slot(int tag, int other) const { return tag / hashes_ == other / hashes_; }
 
-  // Requests that still have calls to start, oldest first.
-  std::deque<const Request*> order;
+  CallOrder order;
 
  private:
-  static constexpr size_t kMostInFlight = 8;  // enough to fill a link while pieces are added; each holds a copy
-
   int rank_;
   int ranks_;
   size_t most_bytes_;
@@ -81,8 +65,6 @@ class Channel {
   Handle communicator_;
   int number_;  // among the channels of the communicator
   int hashes_;  // that tags tell apart
-  uint64_t started_ = 0;
-  std::set<uint64_t> running_;  // calls in flight
 };
 
 // Messages in flight. co_await waits until all of them are complete; an empty message is sent, too.

@@ -139,4 +139,32 @@ Coroutine reduce_at_once(Channel& channel, int tag, const std::byte* input, std:
   if (receives) combination(output, nullptr, count, peers.ranks, buffers(peers, input, received, bytes));
 }
 
+Coroutine compressed_allreduce(Channel& channel, int tag, CompressedSum sum) {
+  const Peers peers(channel);
+  const size_t bytes = sum.bytes_of(peers.rank);
+  const auto outgoing = allocate(sum.bytes());
+  const auto incoming = allocate(std::max(sum.bytes(), bytes * static_cast<size_t>(peers.ranks - 1)));
+  const int at_once = steps_at_once(bytes);
+  sum.encode_shares(outgoing.get());
+  Transfers transfers(channel, tag);
+  for (int step = 1; step < peers.ranks; ++step) {
+    const int to = peers.to(step), from = peers.from(step);
+    transfers.receive(from, place_of(from, peers.rank, incoming.get(), bytes), bytes);
+    transfers.send(to, outgoing.get() + sum.begin(to) - (to > peers.rank ? bytes : 0), sum.bytes_of(to));
+    if (step % at_once == 0) co_await transfers;
+  }
+  co_await transfers;
+  sum.add_shares(incoming.get());
+  auto* const own = incoming.get() + sum.begin(peers.rank);
+  sum.encode_sum(own);
+  for (int step = 1; step < peers.ranks; ++step) {
+    const int to = peers.to(step), from = peers.from(step);
+    transfers.receive(from, incoming.get() + sum.begin(from), sum.bytes_of(from));
+    transfers.send(to, own, bytes);
+    if (step % at_once == 0) co_await transfers;
+  }
+  co_await transfers;
+  sum.decode_sums(incoming.get());
+}
+
 }  // namespace cpudist::mpi

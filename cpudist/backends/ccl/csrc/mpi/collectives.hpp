@@ -6,10 +6,8 @@
 // same bits.
 #pragma once
 
-#include <functional>
-
+#include "../compressed_sum.hpp"
 #include "../kernels/reduce.hpp"
-#include "../kernels/wire.hpp"
 #include "channel.hpp"
 
 namespace cpudist::mpi {
@@ -65,10 +63,6 @@ Coroutine reduce(Channel& channel, int tag, const std::byte* input, std::byte* o
 Coroutine reduce_at_once(Channel& channel, int tag, const std::byte* input, std::byte* output, size_t count,
                          Combination combination, int root);
 
-// A sum or average of float32, in place, whose values cross the network in the format of `wire`. Each rank adds its
-// share in float32, in the order own, first rank, second rank, …, and converts the result once. `residual` may be null;
-// otherwise it holds errors of earlier calls, which are added and replaced by those of this call.
-Coroutine compressed_allreduce(Channel& channel, int tag, float* data, float* residual, size_t count, Wire wire,
-                               bool average);
+Coroutine compressed_allreduce(Channel& channel, int tag, CompressedSum sum);
 
 }  // namespace cpudist::mpi

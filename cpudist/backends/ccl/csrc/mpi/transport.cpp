@@ -1,8 +1,6 @@
 #include "transport.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <list>
 
 #include "../traffic.hpp"
 #include "collectives.hpp"
@@ -18,61 +16,7 @@ constexpr size_t kLinks = 16;
 constexpr size_t kShortestLink = size_t{64} << 10;
 constexpr size_t kLongestLink = size_t{512} << 10;
 
-// A collective as one or more pieces; start(piece, tag) begins one.
-class Pieces final : public Request {
- public:
-  using Start = std::function<Coroutine(size_t piece, int tag)>;
-
-  Pieces(Channel& channel, const Signature& signature, size_t pieces, Start start)
-      : channel_(channel), signature_(signature), pieces_(pieces), start_(std::move(start)) {
-    channel_.order.push_back(this);
-  }
-
-  Progress test() override {
-    bool moved = false;
-    while (started_ < pieces_ && channel_.may_start(this)) {
-      const auto call = channel_.start(signature_);
-      running_.push_back({call, start_(started_, call.tag)});
-      if (++started_ == pieces_) channel_.order.pop_front();
-    }
-    for (auto piece = running_.begin(); piece != running_.end();) {
-      if (piece->work.can_resume()) {
-        piece->work.resume();
-        moved = true;
-      }
-      if (piece->work.done()) {
-        channel_.finish(piece->call);
-        piece = running_.erase(piece);
-      } else {
-        ++piece;
-      }
-    }
-    if (started_ == pieces_ && running_.empty()) return Progress::kComplete;
-    return moved ? Progress::kMoved : Progress::kWaiting;
-  }
-
- private:
-  struct Piece {
-    Channel::Call call;
-    Coroutine work;
-  };
-
-  Channel& channel_;
-  const Signature signature_;
-  const size_t pieces_;
-  const Start start_;
-  size_t started_ = 0;
-  std::list<Piece> running_;
-};
-
-class Message final : public Request {
- public:
-  explicit Message(Transfers transfers) : transfers_(std::move(transfers)) {}
-  Progress test() override { return transfers_.holds() ? Progress::kComplete : Progress::kWaiting; }
-
- private:
-  Transfers transfers_;
-};
+Coroutine message(Transfers transfers) { co_await transfers; }
 
 class Mpi final : public AcrossMachines {
  public:
@@ -155,14 +99,14 @@ class Mpi final : public AcrossMachines {
     mpi_traffic.count(bytes);
     Transfers transfers(channel_, channel_.tag_of_messages());
     transfers.send(destination, data, bytes);
-    return std::make_unique<Message>(std::move(transfers));
+    return std::make_unique<Task>(message(std::move(transfers)));
   }
 
   RequestPtr recv(void* data, size_t bytes, int source) override {
     mpi_traffic.count(bytes);
     Transfers transfers(channel_, channel_.tag_of_messages());
     transfers.receive(source, data, bytes);
-    return std::make_unique<Message>(std::move(transfers));
+    return std::make_unique<Task>(message(std::move(transfers)));
   }
 
  private:
@@ -174,15 +118,15 @@ class Mpi final : public AcrossMachines {
   size_t ranks() const { return static_cast<size_t>(channel_.ranks()); }
 
   RequestPtr call(const Signature& signature, std::function<Coroutine(int tag)> start) {
-    return std::make_unique<Pieces>(channel_, signature, 1,
-                                    [start = std::move(start)](size_t, int tag) { return start(tag); });
+    return in_pieces(signature, 1, 1, [start = std::move(start)](size_t, size_t, int tag) { return start(tag); });
   }
 
   // Calls start(first, length, tag) for each piece of no more than `most` elements.
   template <typename Start>
   RequestPtr in_pieces(const Signature& signature, size_t count, size_t most, Start start) {
-    return std::make_unique<Pieces>(channel_, signature, pieces_of(count, most), [=](size_t piece, int tag) {
-      return start(piece * most, part(count, piece * most, most), tag);
+    return std::make_unique<Pieces>(channel_.order, pieces_of(count, most), [=, this](size_t piece, uint64_t number) {
+      const size_t first = piece * most;
+      return start(first, part(count, first, most), channel_.tag_of_call(number, signature));
     });
   }
 
@@ -213,7 +157,9 @@ class Mpi final : public AcrossMachines {
     const Signature signature(Operation::kAllreduce, count, DataType::kFloat32, average);
     return in_pieces(signature, count, kPieceBytes / sizeof(float), [=, this](size_t first, size_t length, int tag) {
       auto* errors = residual == nullptr ? nullptr : residual + first;
-      return compressed_allreduce(channel_, tag, data + first, errors, length, wire_, average);
+      return compressed_allreduce(
+          channel_, tag,
+          CompressedSum(data + first, errors, length, wire_, average, channel_.rank(), channel_.ranks()));
     });
   }
 

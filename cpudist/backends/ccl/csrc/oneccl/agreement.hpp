@@ -1,66 +1,50 @@
-// A call in which each rank has the counts from its own caller.
+// What ranks compare before a call in which each of them has the counts from its own caller.
 #pragma once
 
-#include <functional>
 #include <string>
+#include <vector>
 
-#include "../agreement.hpp"
-#include "pieces.hpp"
+#include "../transport.hpp"
 
 namespace cpudist::oneccl {
 
-// Compares the counts before the call starts, so that all ranks fail alike where they differ. MPI would write garbage,
-// or wait for ever. Ranks gather the number of their own elements and a hash of all counts; where these differ, also
-// the counts, for the message.
-class Agreement final : public Request {
- public:
-  Agreement(Communicator& communicator, const char* name, std::vector<size_t> counts,
-            const std::function<RequestPtr()>& call)
-      : communicator_(communicator), name_(name), counts_(std::move(counts)) {
-    communicator_.order.push_back(this);
-    call_ = call();  // next in the order
+// Of each rank: the number of its own elements, and a hash of all counts. Whether all ranks have the same counts.
+inline bool counts_agree(const std::vector<size_t>& gathered) {
+  std::vector<size_t> shares;
+  for (size_t i = 0; i < gathered.size(); i += 2) shares.push_back(gathered[i]);
+  const uint64_t expected = hash_of(shares);
+  for (size_t i = 1; i < gathered.size(); i += 2) {
+    if (gathered[i] != expected) return false;
   }
+  return true;
+}
 
-  Progress test() override {
-    if (stage_ == Stage::kAgreed) return call_->test();
-    if (stage_ == Stage::kQueued) {
-      if (!communicator_.may_issue(this)) return Progress::kWaiting;
-      gather(Stage::kComparing, {counts_[static_cast<size_t>(communicator_.rank())], hash_of(counts_)});
+// Throws the error of ranks that have different counts: of each rank, the count of every rank.
+[[noreturn]] inline void fail_by_counts(const std::string& name, const std::vector<size_t>& counts, size_t ranks) {
+  for (size_t r = 0; r < ranks; ++r) {
+    for (size_t of = 0; of < ranks; ++of) {
+      const size_t expected = counts[r * ranks + of], given = counts[of * ranks + of];
+      if (expected == given) continue;
+      throw TransportError(name + ": the share of rank " + std::to_string(of) + " has " + std::to_string(given) +
+                           " elements, but rank " + std::to_string(r) + " expects " + std::to_string(expected) +
+                           "; pass the same on both");
     }
-    if (!communicator_.complete(*gathering_)) return Progress::kWaiting;
-    if (stage_ == Stage::kNaming) fail_by_counts(name_, gathered_, counts_.size());
-    if (counts_agree(gathered_)) {
-      stage_ = Stage::kAgreed;
-      communicator_.order.pop_front();
-    } else {
-      gather(Stage::kNaming, counts_);
+  }
+  throw TransportError(name + ": ranks have different counts; pass the same on both sides");
+}
+
+// Throws an error if a rank sends another number of elements, of `width` bytes, than its peer expects. `counts`: of each
+// rank, what it sends to every rank, then what it expects of every rank. Returns the most that a rank sends to another.
+inline size_t longest_of_alltoall(const std::vector<size_t>& counts, size_t ranks, size_t width) {
+  size_t longest = 0;
+  for (size_t from = 0; from < ranks; ++from) {
+    for (size_t to = 0; to < ranks; ++to) {
+      const size_t sent = counts[2 * ranks * from + to], expected = counts[2 * ranks * to + ranks + from];
+      if (sent != expected) throw alltoall_mismatch(from, sent * width, to, expected * width);
+      longest = std::max(longest, sent);
     }
-    return Progress::kMoved;
   }
-
- private:
-  using Numbers = std::vector<size_t>;
-
-  enum class Stage : uint8_t { kQueued, kComparing, kNaming, kAgreed };
-
-  // Gathers as many numbers from every rank.
-  void gather(Stage stage, Numbers own) {
-    stage_ = stage;
-    own_ = std::move(own);
-    gathered_.resize(own_.size() * counts_.size());
-    const ccl::vector_class<size_t> lengths(counts_.size(), own_.size());
-    gathering_ = communicator_.issue(ccl::allgatherv(own_.data(), own_.size(), gathered_.data(), lengths,
-                                                     ccl::datatype::uint64, communicator_.raw()));
-  }
-
-  Communicator& communicator_;
-  const char* const name_;
-  const Numbers counts_;
-  RequestPtr call_;
-  Stage stage_ = Stage::kQueued;
-  std::optional<ccl::event> gathering_;
-  Numbers own_;
-  Numbers gathered_;
-};
+  return longest;
+}
 
 }  // namespace cpudist::oneccl

@@ -93,7 +93,8 @@ void start() {
 std::string library_version() { return ccl::get_library_version().full; }
 
 Communicator::Communicator(const Group& group)
-    : most_in_flight_(group.on_one_node() ? kMostInFlightOnOneNode : kMostInFlightAcrossNodes),
+    : order(group.on_one_node() ? kMostInFlightOnOneNode : kMostInFlightAcrossNodes),
+      several_(!group.on_one_node()),
       round_bytes_(group.round_bytes) {
   id_ = free_unused(group);
   const auto kvs = std::make_shared<GroupKvs>(group.store);

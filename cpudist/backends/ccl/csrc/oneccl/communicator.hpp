@@ -1,13 +1,22 @@
 // A oneCCL communicator, and the order of the calls on it.
 #pragma once
 
-#include <deque>
-
 #include <oneapi/ccl.hpp>
 
+#include "../pieces.hpp"
 #include "../rendezvous.hpp"
 
 namespace cpudist::oneccl {
+
+// A oneCCL call in flight. co_await waits until it is complete.
+class InFlight final : public Condition {
+ public:
+  explicit InFlight(ccl::event call) : call_(std::move(call)) {}
+  bool holds() override { return call_.test(); }
+
+ private:
+  ccl::event call_;
+};
 
 class Communicator {
  public:
@@ -23,36 +32,23 @@ class Communicator {
   int rank() const { return raw_->rank(); }
   int size() const { return raw_->size(); }
 
-  // Whether this request may issue its next call now.
-  bool may_issue(const Request* request) const { return order.front() == request && in_flight_ < most_in_flight_; }
-
   // The most that a message, or a rank's part of an alltoall, has in one call.
   size_t round_bytes() const { return round_bytes_; }
 
   // Starts a call at once where several may be in flight. oneCCL reorders its queue when a call completes, and MPI
   // matches the calls that oneCCL passes on by the order in which they were started.
-  ccl::event issue(ccl::event call) {
-    if (most_in_flight_ > 1) call.test();
-    ++in_flight_;
-    return call;
+  InFlight started(ccl::event call) const {
+    if (several_) call.test();
+    return InFlight(std::move(call));
   }
 
-  // Whether an issued call is complete; not asked again after that.
-  bool complete(ccl::event& call) {
-    if (!call.test()) return false;
-    --in_flight_;
-    return true;
-  }
-
-  // Requests that still have calls to issue, oldest first. oneCCL matches the calls of a communicator by their order,
-  // so all calls of one request are issued before those of the next.
-  std::deque<const Request*> order;
+  // oneCCL matches the calls of a communicator by their order.
+  CallOrder order;
 
  private:
   std::string id_;  // the same on all ranks, and no other communicator's
   std::unique_ptr<ccl::communicator> raw_;
-  size_t most_in_flight_;
-  size_t in_flight_ = 0;
+  bool several_;  // calls may be in flight at once
   size_t round_bytes_;
 };
 

@@ -7,10 +7,8 @@
 
 #include "../kernels/reduce.hpp"
 #include "../traffic.hpp"
-#include "agreement.hpp"
-#include "alltoall.hpp"
+#include "collectives.hpp"
 #include "conversions.hpp"
-#include "exchange.hpp"
 
 namespace cpudist::oneccl {
 
@@ -21,6 +19,19 @@ namespace {
 // sends before another one is ready: shares of 1, 29 267 and 2 256 bytes took minutes.
 constexpr size_t kMostUneven = size_t{64} << 10;
 constexpr size_t kMostSteps = 64;
+
+// A large message is 4 to 5 times slower in one call than in pieces of this size.
+constexpr size_t kPieceBytes = size_t{4} << 20;
+
+// Several requests as one.
+class Several final : public Request {
+ public:
+  explicit Several(std::vector<RequestPtr> requests) : requests_(std::move(requests)) {}
+  Progress test() override { return test_all(requests_); }
+
+ private:
+  std::vector<RequestPtr> requests_;
+};
 
 class OneCcl final : public AcrossMachines {
   // The division of an average that is done after the sum.
@@ -101,12 +112,7 @@ class OneCcl final : public AcrossMachines {
           return Issued(std::move(call), std::move(scratch));
         },
         [=, outputs = std::move(outputs)](size_t offset, size_t length, const std::byte* next) {
-          if (next == nullptr) return;
-          for (size_t r = 0; r < ranks; ++r) {
-            const size_t bytes = part(counts[r], offset, length) * width;
-            if (bytes > 0) std::memcpy(at(outputs[r], offset, type), next, bytes);
-            next += bytes;
-          }
+          if (next != nullptr) unpack(next, outputs, offset, parts(counts, offset, length), width);
         });
   }
 
@@ -147,13 +153,18 @@ class OneCcl final : public AcrossMachines {
   RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts, std::vector<void*> outputs,
                       std::vector<size_t> output_counts, DataType type) override {
     oneccl_traffic.count(std::max(sum(input_counts), sum(output_counts)) * size_of(type));
-    return std::make_unique<Alltoall>(communicator_, std::move(inputs), std::move(input_counts), std::move(outputs),
-                                      std::move(output_counts), size_of(type), to_ccl_bits(type));
+    return one_piece([=, this] {
+      return oneccl::alltoall(communicator_, inputs, input_counts, outputs, output_counts, size_of(type),
+                              to_ccl_bits(type));
+    });
   }
 
   RequestPtr with_agreed_counts(const char* name, const std::vector<size_t>& counts,
                                 const std::function<RequestPtr()>& call) override {
-    return std::make_unique<Agreement>(communicator_, name, counts, call);
+    std::vector<RequestPtr> requests;
+    requests.push_back(one_piece([=, this] { return agree(communicator_, name, counts); }));
+    requests.push_back(call());
+    return std::make_unique<Several>(std::move(requests));
   }
 
   RequestPtr send(const void* data, size_t bytes, int destination) override {
@@ -199,21 +210,35 @@ class OneCcl final : public AcrossMachines {
 
   RequestPtr compressed(float* data, float* residual, size_t count, bool average) override {
     oneccl_traffic.count(count * sizeof(float));
-    return std::make_unique<Exchange>(communicator_, *sums_, buffers_, data, residual, count, wire_, average);
+    constexpr size_t kMost = (size_t{2} << 20) / sizeof(float);
+    return std::make_unique<Pieces>(communicator_.order, pieces_of(count, kMost), [=, this](size_t piece, uint64_t) {
+      const size_t first = piece * kMost;
+      auto* const errors = residual == nullptr ? nullptr : residual + first;
+      const CompressedSum sum(data + first, errors, part(count, first, kMost), wire_, average, rank(), size());
+      return compressed_allreduce(communicator_, *sums_, turns_, turns_.given++, sum);
+    });
   }
 
   static constexpr auto kNothing = [](size_t, size_t, const std::byte*) {};
 
   template <typename Issue, typename Finish = decltype(kNothing)>
   RequestPtr pieces(size_t count, size_t width, Issue issue, Finish finish = kNothing) {
-    return std::make_unique<Pieces<Issue, Finish>>(communicator_, count, std::max<size_t>(kPieceBytes / width, 1),
-                                                   std::move(issue), std::move(finish));
+    const size_t most = std::max<size_t>(kPieceBytes / width, 1);
+    const size_t number = count == 0 ? 0 : pieces_of(count, most);
+    return std::make_unique<Pieces>(communicator_.order, number, [=, this](size_t piece, uint64_t) {
+      return oneccl::piece(communicator_, piece * most, part(count, piece * most, most), issue, finish);
+    });
+  }
+
+  template <typename Start>
+  RequestPtr one_piece(Start start) {
+    return std::make_unique<Pieces>(communicator_.order, 1, [=](size_t, uint64_t) { return start(); });
   }
 
   template <typename Issue>
   RequestPtr message(size_t bytes, Issue issue) {
     oneccl_traffic.count(bytes);
-    return std::make_unique<PointToPoint<Issue>>(bytes, communicator_.round_bytes(), std::move(issue));
+    return std::make_unique<Task>(oneccl::message(bytes, communicator_.round_bytes(), std::move(issue)));
   }
 
   // An allgather as one broadcast from each rank.
@@ -260,8 +285,8 @@ class OneCcl final : public AcrossMachines {
   }
 
   Communicator communicator_;
-  std::optional<Communicator> sums_;  // for Exchange
-  Buffers buffers_;
+  std::optional<Communicator> sums_;  // for compressed_allreduce, as the next
+  Turns turns_;
 };
 
 }  // namespace

@@ -102,10 +102,7 @@ class Channel {
   Channel(Segment& segment, const Layout& layout, size_t number, int rank, int ranks);
 
   // Which collective may proceed: steps belong to one collective after the other, in the order of the calls.
-  struct Turns {
-    uint64_t given = 0;
-    uint64_t done = 0;
-  } turns;
+  Turns turns;
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }

@@ -17,20 +17,6 @@ namespace {
 constexpr size_t kOneStepReads = size_t{48} << 10;
 constexpr int kOneStepRanks = 2;
 
-// The division of a piece of an allreduce: rank r reduces its elements [begin(r), begin(r) + count(r)).
-struct Division {
-  Division(size_t elements, size_t width, int ranks) : elements(elements) {
-    const size_t line = kLineBytes / width;
-    const size_t even = pieces_of(elements, static_cast<size_t>(ranks));
-    share = pieces_of(even, line) * line;
-  }
-  size_t begin(int rank) const { return std::min(static_cast<size_t>(rank) * share, elements); }
-  size_t count(int rank) const { return part(elements, begin(rank), share); }
-
-  size_t elements;
-  size_t share;
-};
-
 // One step per piece: calls write(piece, step) in each, and read(piece, step) once the ranks [first, end) have published
 // it. A rank writes the next piece before it waits for the others, so that it does not wait for a rank that is only a
 // little behind.
@@ -85,7 +71,12 @@ Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::
   const Shares shares(channel);
   const size_t pieces = pieces_of(count * width, shares.bytes * static_cast<size_t>(ranks));
   const size_t length = pieces_of(count, pieces);
-  const auto division = [=](size_t piece) { return Division(part(count, piece * length, length), width, ranks); };
+  // The elements of a piece that a rank reduces.
+  const auto share = [=](size_t piece, int rank) {
+    const Part own{static_cast<size_t>(rank), static_cast<size_t>(ranks)};
+    const size_t elements = part(count, piece * length, length);
+    return Share{piece * length + own.begin(elements, width), own.count(elements, width)};
+  };
   const bool receives = receiver == kAllRanks || receiver == self;
   uint64_t written[2];  // the steps in which piece k was written and summed, at k % 2
   uint64_t summed[2];
@@ -93,12 +84,10 @@ Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::
   for (size_t piece = 0; piece < pieces + 2; ++piece) {
     if (piece < pieces) {
       co_await channel.entered();
-      const auto parts = division(piece);
       std::byte* const slot = channel.slot(self, channel.step());
       for (int rank = 0; rank < ranks; ++rank) {
-        if (rank == self) continue;
-        copy_bytes(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
-                   parts.count(rank) * width);
+        const auto theirs = share(piece, rank);
+        if (rank != self) copy_bytes(shares.of(slot, self, rank), input + theirs.first * width, theirs.count * width);
       }
       written[piece % 2] = channel.publish();
     }
@@ -106,22 +95,20 @@ Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::
       const uint64_t step = written[(piece - 1) % 2];
       co_await channel.published_by_all(step);
       co_await channel.entered();
-      const auto parts = division(piece - 1);
-      const size_t begin = ((piece - 1) * length + parts.begin(self)) * width;
+      const auto own = share(piece - 1, self);
+      const size_t begin = own.first * width;
       std::byte* const slot = channel.slot(self, channel.step());
-      combination(receives ? output + begin : slot, receives ? slot : nullptr, parts.count(self), ranks, [&](int rank) {
+      combination(receives ? output + begin : slot, receives ? slot : nullptr, own.count, ranks, [&](int rank) {
         return rank == self ? input + begin : shares.of(channel.slot(rank, step), rank, self);
       });
       summed[(piece - 1) % 2] = channel.publish();
     }
     if (piece >= 2 && receives) {
       const uint64_t step = summed[piece % 2];
-      const auto parts = division(piece - 2);
       co_await channel.published_by_all(step);
       for (int rank = 0; rank < ranks; ++rank) {
-        if (rank == self) continue;
-        copy_bytes(output + ((piece - 2) * length + parts.begin(rank)) * width, channel.slot(rank, step),
-                   parts.count(rank) * width);
+        const auto theirs = share(piece - 2, rank);
+        if (rank != self) copy_bytes(output + theirs.first * width, channel.slot(rank, step), theirs.count * width);
       }
     }
   }

@@ -11,25 +11,11 @@
 #include "../kernels/floating_point.hpp"
 #include "../parallel.hpp"
 #include "requests.hpp"
+#include "shares.hpp"
 
 namespace cpudist::shared_memory {
 
 constexpr int kMostChannels = 8;
-
-// One of the parts of a call: which elements of each of its buffers it has. Parts begin at whole cache lines.
-struct Part {
-  size_t begin(size_t elements, size_t width) const {
-    if (parts == 1) return number * elements;
-    const size_t line = 64 / width;
-    return std::min(number * ((elements + parts * line - 1) / (parts * line) * line), elements);
-  }
-  size_t count(size_t elements, size_t width) const {
-    return Part{number + 1, parts}.begin(elements, width) - begin(elements, width);
-  }
-
-  size_t number;
-  size_t parts;
-};
 
 // How many parts a call has where a group has so many channels. All threads of the pool join where one does, so a call
 // that is worth it has a part for each.

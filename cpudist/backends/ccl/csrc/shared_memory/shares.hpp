@@ -1,4 +1,4 @@
-// How ranks divide their slots and the messages that go through them.
+// How ranks divide messages, and the slots that these go through.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,21 @@ namespace cpudist::shared_memory {
 inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
+
+// One of the parts into which elements are divided. Parts begin at whole cache lines.
+struct Part {
+  size_t begin(size_t elements, size_t width) const {
+    if (parts == 1) return number * elements;
+    const size_t line = kLineBytes / width;
+    return std::min(number * pieces_of(elements, parts * line) * line, elements);
+  }
+  size_t count(size_t elements, size_t width) const {
+    return Part{number + 1, parts}.begin(elements, width) - begin(elements, width);
+  }
+
+  size_t number;
+  size_t parts;
+};
 
 // A slot that holds a part for each other rank.
 //
