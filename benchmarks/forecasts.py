@@ -1,6 +1,6 @@
 """Compare forecasts from a run on one host with runs on 2 and 4 hosts, at three rates of the network.
 
-    python tests/soak/forecasts.py [--rates 100mbit,1gbit,10gbit] [--hosts 2,4]
+    python benchmarks/forecasts.py [--rates 100mbit,1gbit,10gbit] [--hosts 2,4]
 
 As root: the hosts are namespaces of this machine, each with a quarter of a core, which other programs do not get. They
 share its caches, so for the run on one host as many hosts train alone at the same time, and the slowest counts. This
@@ -17,11 +17,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/helpers"))
 
-import jobs
-from bed import Bed, missing
-from control_group import control_group
+import jobs  # type: ignore[import-not-found]
+from bed import Bed, missing  # type: ignore[import-not-found]
+from control_group import control_group  # type: ignore[import-not-found]
 
 from cpudist import job
 from cpudist.bench.between_hosts import bert, random_tokens

@@ -1,9 +1,8 @@
-"""examples/kubernetes, as kubectl reads it, and the CRDs' schemas; as a program, makes these (schemas/README.md)."""
+"""examples/kubernetes, as kubectl reads it, and the CRDs' schemas, which scripts/schemas.py makes."""
 
 import json
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,6 @@ import yaml
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
 KINDS = ("pytorchjob", "mpijob", "trainjob")
 SCHEMAS = Path(__file__).parents[1] / "kubernetes" / "schemas"
-CRDS = {
-    "PyTorchJob": "kubeflow.org_pytorchjobs.yaml",
-    "MPIJob": "kubeflow.org_mpijobs.yaml",
-    "TrainJob": "trainer.kubeflow.org_trainjobs.yaml",
-}
 
 
 def from_file(kind: str) -> list[dict[str, Any]]:
@@ -76,31 +70,3 @@ def _strict(node: Any) -> Any:
     if isinstance(node.get("properties"), dict) and node.get("type") == "object":
         strict["additionalProperties"] = False
     return strict
-
-
-def reduced(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
-    """Return the part of a schema that concerns `values`, which stand at its place in some documents."""
-    schema = {key: value for key, value in schema.items() if key != "description"}
-    inside = [one for value in values if isinstance(value, dict) for one in value.values()]
-    if "properties" in schema:
-        schema["properties"] = {
-            name: reduced(part, found)
-            for name, part in schema["properties"].items()
-            if (found := [value[name] for value in values if name in value])
-        }
-    if isinstance(schema.get("additionalProperties"), dict):
-        schema["additionalProperties"] = reduced(schema["additionalProperties"], inside)
-    if "items" in schema:
-        schema["items"] = reduced(schema["items"], [item for value in values for item in value])
-    return schema
-
-
-if __name__ == "__main__":
-    _documents = [one for kind in KINDS for one in from_file(kind)]
-    _documents.append(yaml.safe_load((FOLDER / "elastic.yaml").read_text()))
-    for _document in _documents:
-        _document["metadata"]["namespace"] = "kubeflow"  # as kubectl adds it
-    for _kind, _file in CRDS.items():
-        (_version,) = yaml.safe_load((Path(sys.argv[1]) / _file).read_text())["spec"]["versions"]
-        _schema = reduced(_version["schema"]["openAPIV3Schema"], [one for one in _documents if one["kind"] == _kind])
-        (SCHEMAS / f"{_kind.lower()}.json").write_text(json.dumps(_schema, indent=1) + "\n")
