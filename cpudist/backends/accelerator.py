@@ -1,23 +1,17 @@
 """The accelerator backend, for the device of `torch.accelerator` (such as cuda or tpu) and its process group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import Store, distributed_c10d
 from torch.utils._pytree import tree_map_only
 
 from cpudist.backends.interface import Devices
 from cpudist.backends.process_group import ProcessGroupBackend, init_group
 from cpudist.errors import UserError
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.world import World
+from cpudist.world import World
 
 
 class AcceleratorDevices(Devices):

@@ -1,13 +1,7 @@
 """Schemes for compressing gradients on slow networks (docs/slow-networks.md)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from cpudist.backends.interface import Backend
 from cpudist.errors import UserError
-
-if TYPE_CHECKING:
-    from cpudist.backends.interface import Backend
 
 NONE = "none"
 AUTO = "auto"

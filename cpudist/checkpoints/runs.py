@@ -4,19 +4,14 @@ A launcher names its run (`Launcher.run_ids`), and restarts keep the names. Ever
 ignores the checkpoints of earlier runs in the same folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Ranks
 from cpudist.console import option, say
 from cpudist.errors import UserError
-
-if TYPE_CHECKING:
-    from cpudist.job import Job
+from cpudist.job import Job
 
 
 def may_be_of_run(job: Job, said: Manifest | None) -> bool:

@@ -1,7 +1,5 @@
 """Connect one rank to the others of its job, from the rendezvous to the common end."""
 
-from __future__ import annotations
-
 import atexit
 import math
 import sys
@@ -9,12 +7,14 @@ import threading
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from cpudist.backends import Backend
 from cpudist.console import in_time, is_interactive, say
 from cpudist.errors import StartupTimeout
+from cpudist.launchers import Launcher
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.rank_answers import ask_ranks
 from cpudist.observability.stack_server import StackServer
@@ -27,10 +27,6 @@ from cpudist.supervision.rank_status import RankStatus, published, status_of, us
 from cpudist.supervision.rank_texts import last_seen, summary
 from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import elsewhere, gather_rank_info, name_of
-
-if TYPE_CHECKING:
-    from cpudist.backends import Backend
-    from cpudist.launchers import Launcher
 
 _STORE_SECONDS = 5.0
 _TESTED_TORCH = "2.15"

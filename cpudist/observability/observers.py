@@ -15,13 +15,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from cpudist.backends import Backend
 from cpudist.console import say
 from cpudist.store import Connection, StoreLost
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from cpudist.backends import Backend
     from cpudist.supervision.rank_status import RankStatus
     from cpudist.supervision.step_counter import StepCounter
     from cpudist.world import RankInfo, World

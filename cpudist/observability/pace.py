@@ -1,23 +1,19 @@
 """Read the pace of this rank: its counters of steps, seconds and bytes. Every rank publishes it with its status."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import psutil
 import torch
 
 from cpudist.observability.observers import ObservedJob, Observer
+from cpudist.observability.record import RunRecord
 from cpudist.supervision.rank_status import Pace
 from cpudist.topology.machine import clock_of
-
-if TYPE_CHECKING:
-    from cpudist.observability.record import RunRecord
 
 
 class PaceMeter(Observer):

@@ -1,18 +1,14 @@
 """Show the ranks of a job as a table, and its loss, in `cpudist top` and a notebook's cell."""
 
-from __future__ import annotations
-
 import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpudist.console import aligned, curve, size
 from cpudist.observability.rank_answers import RankStacks
-
-if TYPE_CHECKING:
-    from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.rank_status import RankStatus
 
 SAMPLES = 8  # Rates are taken over so many samples: a step may take longer than a sampling interval.
 # Columns of the table: the heading and the number format of each figure.

@@ -1,12 +1,10 @@
 """Name the ranks that this rank waits for: while a call lasts long, and after one has timed out."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from cpudist.backends.interface import Call
 from cpudist.console import say
 from cpudist.errors import StartupTimeout
 from cpudist.processes.lost_ranks import tell_launch
@@ -14,10 +12,7 @@ from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision.rank_status import RankStatus, published
 from cpudist.supervision.reports import Explanation
 from cpudist.waiting import LONG_WAIT_SECONDS
-
-if TYPE_CHECKING:
-    from cpudist.backends.interface import Call
-    from cpudist.world import World
+from cpudist.world import World
 
 _REPORTED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call or line
 _STORE_SECONDS = 5.0

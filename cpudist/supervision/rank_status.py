@@ -14,16 +14,13 @@ import traceback
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from cpudist import typed_json
+from cpudist.backends import Backend
 from cpudist.backends.interface import Call
 from cpudist.script.frames import is_user_code
-
-if TYPE_CHECKING:
-    from cpudist.backends import Backend
-    from cpudist.store import Connection
-    from cpudist.world import World
+from cpudist.store import Connection
+from cpudist.world import World
 
 _KEY = "status/{rank}"
 _REQUESTS_PER_SECOND = 500.0  # Limit for all ranks together, which takes 4 % of a core (docs/scale.md).

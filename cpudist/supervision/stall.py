@@ -17,15 +17,15 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import say
+from cpudist.patching.undo import Changes
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision.abort import abort
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.watch import CLAIMS, REPORTED
+from cpudist.world import World
 
 if TYPE_CHECKING:
-    from cpudist.patching.undo import Changes
     from cpudist.supervision.step_counter import StepCounter
-    from cpudist.world import World
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
 _SHOWN = "stall/shown/{rank}"  # set once this rank has written its stacks

@@ -5,15 +5,13 @@ Every rank publishes its status in the job's store at each heartbeat, and learns
 a torchrun job, and on both sides of a link that is down.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from cpudist.console import option, say
 from cpudist.processes.ending import after_last_line
@@ -25,10 +23,7 @@ from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_afte
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.long_waits import LongWaits
 from cpudist.supervision.rank_status import RankStatus, publish, published
-from cpudist.world import name_of
-
-if TYPE_CHECKING:
-    from cpudist.world import World
+from cpudist.world import World, name_of
 
 CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure
 REPORTED = "failure/reported"  # the exit status, set once the report is on screen

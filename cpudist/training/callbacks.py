@@ -3,18 +3,17 @@
 This module imports transformers, so run_target.py imports it only when the script has imported transformers itself.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
+from cpudist.backends import Backend
 from cpudist.console import say
 from cpudist.huggingface.training_arguments import computing_type
 from cpudist.huggingface.uneven_shares import SharedSampler
@@ -23,9 +22,6 @@ from cpudist.observability.record import RunRecord
 from cpudist.observability.training_figures import Training
 from cpudist.optimization import precision
 from cpudist.training.interruption import Interrupted, Interruption
-
-if TYPE_CHECKING:
-    from cpudist.backends import Backend
 
 
 class EndStep(TrainerCallback):  # type: ignore[misc]

@@ -1,21 +1,16 @@
 """Run a target on one rank of a started job: prepare the libraries, run the target, end with the other ranks."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from cpudist.console import say
+from cpudist.job import Job
 from cpudist.observability.gradient_times import GradientTimes
 from cpudist.patching.on_import import after_import
+from cpudist.patching.undo import Changes
+from cpudist.script.target import Target
 from cpudist.training.interruption import Interrupted, Interruption
-
-if TYPE_CHECKING:
-    from cpudist.job import Job
-    from cpudist.patching.undo import Changes
-    from cpudist.script.target import Target
 
 # Variables that the libraries read when they are imported.
 _QUIET = {

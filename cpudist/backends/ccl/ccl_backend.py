@@ -1,9 +1,8 @@
 """The ccl backend: process groups of cpudist's own extension module on oneCCL."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import launchers
@@ -15,11 +14,7 @@ from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
 from cpudist.console import say
 from cpudist.errors import UserError
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.world import World
+from cpudist.world import World
 
 _DRAIN_SECONDS = 5.0  # Time limit at a job's end for completing calls that no rank waits for.
 
