@@ -4,14 +4,9 @@ Guides for Intel's backend use mpirun, srun or torchrun to start ``python3 run_q
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). It only waits until the
 script imports TrainingArguments, which then accept the documented flags. If a launcher has started the process, the
 first object with ``ddp_backend="ccl"`` calls `cpudist.init`. Objects without such flags change nothing.
-
-If `accelerate launch` starts one process although the user asked for several, that process refuses the flag.
 """
 
 import functools
-import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,13 +14,10 @@ from typing import Any
 
 from cpudist.patching.on_import import after_import
 
-_ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # number of processes that the user asked accelerate for
-
 
 def register() -> None:
-    """Patch TrainingArguments once the script imports them, and `accelerate launch` if this process runs it."""
+    """Patch TrainingArguments once the script imports them."""
     after_import("transformers.training_args", _prepare)
-    after_import("accelerate.commands.launch", _tell_of_one_process)
 
 
 def _prepare(module: ModuleType) -> None:
@@ -63,13 +55,6 @@ def _prepare(module: ModuleType) -> None:
     def post_init(self: Any) -> None:
         if job.current() is not None:
             original(self)
-        elif self.ddp_backend == "ccl" and _ASKED in os.environ:
-            processes = os.environ[_ASKED]
-            end_now(
-                USER_ERROR,
-                f"accelerate launch starts one process, not {processes}, without --mpirun_hostfile; write: cpudist"
-                f" launch --nproc {processes} -- {shlex.join(sys.argv)}",
-            )
         elif self.ddp_backend == "ccl" and isinstance(launcher, Single):
             refuse("ddp_backend ccl in one process without a launcher: start the script by mpirun, or by cpudist run")
         elif self.ddp_backend == "ccl":
@@ -91,28 +76,3 @@ def _prepare(module: ModuleType) -> None:
             original(self)
 
     cls.__post_init__ = post_init
-
-
-def _tell_of_one_process(module: ModuleType) -> None:
-    """Tell the script how many processes the user asked for: accelerate starts only one on CPUs without a
-    hostfile.
-
-    The script then ends with one line if its arguments ask for ccl, and the traceback of accelerate is left out.
-    """
-    original = module.simple_launcher
-
-    @functools.wraps(original)
-    def simple_launcher(args: Any) -> None:
-        processes = args.num_processes or 1
-        if processes == 1 or args.mpirun_hostfile is not None or args.no_python:
-            original(args)
-            return
-        os.environ[_ASKED] = str(processes)
-        try:
-            original(args)
-        except subprocess.CalledProcessError as error:
-            if error.returncode != 2:
-                raise
-            sys.exit(2)
-
-    module.simple_launcher = simple_launcher  # type: ignore[attr-defined]

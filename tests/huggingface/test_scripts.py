@@ -115,10 +115,8 @@ ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
     [
         (mpirun(2, sys.executable), "refused", {}, "--use_ipex without a job of cpudist: add --ddp_backend ccl, or "),
         ([sys.executable], "starts", ONE_RANK, "the launcher's variables give a local rank but no local size: "),
-        # accelerate would silently start one process. Here a file asks for ccl; a command line has the same effect.
-        ([*ACCELERATE, "--cpu"], "starts", {}, "accelerate launch starts one process, not 2, without --mpirun_"),
     ],
-    ids=["no job", "a wrong launcher", "accelerate on CPUs without a hostfile"],
+    ids=["no job", "a wrong launcher"],
 )
 def test_what_is_refused(tmp_path: Path, command: list[str], check: str, variables: dict[str, str], line: str) -> None:
     (tmp_path / "flags.json").write_text(json.dumps({"output_dir": str(tmp_path), "ddp_backend": "ccl"}))
