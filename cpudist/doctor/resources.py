@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from cpudist.console import number_of, size
 from cpudist.findings import Finding
-from cpudist.pinning.threads import memory_policy
 from cpudist.topology import sysfs
 from cpudist.topology.kernel_files import Files, format_list
 from cpudist.topology.limits import read_limits
@@ -34,8 +33,8 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     yield from _number_formats(files)
     yield shared_memory(free_shared_memory())
     yield from _locked(files)
-    policy = memory_policy()
-    if policy not in (None, "default", "local"):
+    policy = (files.read("proc/self/numa_maps") or "- default").split(maxsplit=2)[1].partition(":")[0]
+    if policy not in ("default", "local"):
         message = f"this shell's memory policy is {policy}, which ranks inherit: memory may be far from their cores"
         remedy = "start the job without numactl --interleave, --membind or --preferred"
         yield Finding("warning", "memory policy", message, remedy)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import cpudist
-from cpudist.pinning.threads import memory_policy, threads
+from cpudist.pinning.threads import threads
 
 
 def compute() -> None:
@@ -28,7 +28,6 @@ def state() -> dict[str, object]:
         "masks": sorted(sorted(thread.mask) for thread in threads()),
         "omp_threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
-        "policy": memory_policy(),
     }
 
 
