@@ -1,5 +1,8 @@
 """Check the arguments of `notebook_launcher` before anything starts."""
 
+import hashlib
+import inspect
+import json
 import os
 import string
 import sys
@@ -14,7 +17,6 @@ from cpudist.errors import UserError
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
 from cpudist.launchers.launcher import token_in
-from cpudist.notebook.pickling import digest, pack
 
 PORT = 29500  # torch's default; the cells of several nodes must use the same port
 # Accelerate's parameters for torchelastic, and their defaults.
@@ -117,14 +119,22 @@ def _check_here() -> None:
 def _compared(
     function: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]
 ) -> dict[str, tuple[str, str]]:
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # a function of C, or an object that can be called
+        source = ""
     name = repr(getattr(function, "__name__", type(function).__name__))
     values = {f"args[{index}]": value for index, value in enumerate(args)} | {one: given[one] for one in _COMPARED}
-    with open(os.devnull, "wb") as nowhere:
-        code = pack(function, args, nowhere)
     return {
-        "function": (name, digest((code, function))),
+        "function": (name, digest(source)),
         **{one: (_shown(value), digest(value)) for one, value in values.items()},
     }
+
+
+def digest(value: Any) -> str:
+    """Return a digest of plain values and lists and dicts of them; of other objects it covers only the class."""
+    text = json.dumps(value, default=lambda other: type(other).__qualname__, skipkeys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _count(given: Mapping[str, Any], name: str, least: int) -> int:
