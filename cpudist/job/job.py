@@ -112,7 +112,6 @@ class Job:
         context.started.set()
 
     def _observe(self) -> None:
-        """Add the observers that every job has."""
         self._context.pace = PaceMeter(self, self.record)
         if self._context.stacks is not None:
             self._context.stacks.figures = self._context.pace.figures
@@ -131,18 +130,19 @@ class Job:
         if context.interactive:
             say("warning: stall has no effect in a notebook or an interactive session")
             return
+        own_host = self.members[self.world.rank].host
         self._stall = Stall(
             seconds,
             self.world,
             self.heartbeat,
             self.counter,
             self.backend.progress,
-            list if context.watch is None else context.watch.waits.explain,
-            (lambda: None) if context.stacks is None else context.stacks.show,
-            [rank for rank, member in enumerate(self.members) if member.host == self.members[self.world.rank].host],
-            context.show_stacks_of,
-            lambda: self.record.write("failed"),
-            self.changes,
+            explain=list if context.watch is None else context.watch.waits.explain,
+            show=(lambda: None) if context.stacks is None else context.stacks.show,
+            neighbours=[rank for rank, member in enumerate(self.members) if member.host == own_host],
+            show_others=context.show_stacks_of,
+            before_end=lambda: self.record.write("failed"),
+            changes=self.changes,
         )
 
     @property

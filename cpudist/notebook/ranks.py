@@ -13,7 +13,9 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
@@ -33,33 +35,27 @@ _REST_SECONDS = 1.0  # the rest of the output may take this long after a rank ha
 _CAUSE_SECONDS = 5.0  # another node may take this long to report why ranks have ended here without an exception
 
 
+@dataclass
 class Output:
-    """Writes a rank's output to `sys.stdout` or `sys.stderr`; a cell may replace these at any time.
+    """Writes a rank's output to `sys.stdout` or `sys.stderr`; a cell may replace these at any time."""
 
-    Args:
-        name: "stdout" or "stderr".
-        prefix: prefix of each line; None for no prefix.
-        by_line: whether to write complete lines only, so that lines of several ranks do not mix.
-    """
-
-    def __init__(self, name: Literal["stdout", "stderr"], prefix: str | None, by_line: bool) -> None:
-        self._name = name
-        self._prefix = prefix or ""
-        self._by_line = by_line
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
+    name: Literal["stdout", "stderr"]
+    prefix: str | None  # of each line
+    by_line: bool  # whether to write complete lines only, so that lines of several ranks do not mix
+    _decoder: Any = field(default_factory=partial(codecs.getincrementaldecoder("utf-8"), "replace"), init=False)
+    _rest: str = field(default="", init=False)
 
     def write(self, piece: bytes) -> None:
         """Write a piece of UTF-8 text of any size; an empty piece ends the text."""
         text = self._rest + self._decoder.decode(piece, final=not piece)
-        if self._by_line:
+        if self.by_line:
             # A progress bar ends its lines with carriage returns.
             lines = _LINE.findall(text)
             self._rest = text[sum(map(len, lines)) :]
             if not piece and self._rest:
                 lines.append(f"{self._rest}\n")
-            text = "".join(f"{self._prefix}{line}" if line.strip() else line for line in lines)
-        stream = getattr(sys, self._name)
+            text = "".join(f"{self.prefix or ''}{line}" if line.strip() else line for line in lines)
+        stream = getattr(sys, self.name)
         if text and stream is not None:
             stream.write(text)
             stream.flush()

@@ -14,6 +14,7 @@ import faulthandler
 import os
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import say
@@ -37,56 +38,43 @@ _timer = threading.Lock()
 _armed = False
 
 
+@dataclass(eq=False)
 class Stall:
     """Ends the job when no rank has shown a sign of life for `seconds`, from the first step on.
 
     Signs of life are steps of torch's optimizers, collectives and batches of torch's data loaders.
-
-    Args:
-        heartbeat: the thread that samples the signs of life.
-        counter: this rank's steps and batches.
-        progress: returns a value that changes with each collective of this rank.
-        explain: returns sentences about ranks that keep others waiting.
-        show: writes this rank's stacks.
-        neighbours: the ranks on this host.
-        show_others: writes the stacks of some neighbours; returns those that it has found.
-        before_end: called before this rank ends without a store.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        world: World,
-        heartbeat: Heartbeat,
-        counter: StepCounter,
-        progress: Callable[[], object],
-        explain: Callable[[], list[str]],
-        show: Callable[[], None],
-        neighbours: Collection[int],
-        show_others: Callable[[Collection[int]], Collection[int]],
-        before_end: Callable[[], None],
-        changes: Changes,
-    ) -> None:
-        self._seconds, self._world, self._heartbeat = seconds, world, heartbeat
-        self._counter, self._progress = counter, progress
-        self._explain, self._show, self._before_end = explain, show, before_end
-        self._neighbours, self._show_others = neighbours, show_others
+    seconds: float
+    world: World
+    heartbeat: Heartbeat  # its thread samples the signs of life
+    counter: StepCounter  # of this rank's steps and batches
+    progress: Callable[[], object]  # returns a value that changes with each collective of this rank
+    explain: Callable[[], list[str]]  # returns sentences about ranks that keep others waiting
+    show: Callable[[], None]  # writes this rank's stacks
+    neighbours: Collection[int]  # the ranks on this host
+    # Writes the stacks of some neighbours; returns those that it has found.
+    show_others: Callable[[Collection[int]], Collection[int]]
+    before_end: Callable[[], None]  # called before this rank ends without a store
+    changes: Changes
+
+    def __post_init__(self) -> None:
         # The timer expires after the other ranks have noticed the stall and asked for the stacks; they wait for it.
-        self._late = heartbeat.answer_seconds / 2 + 1 + _SHOW_SECONDS + _ASK_SECONDS
-        self._timer_seconds, self._show_seconds = seconds + self._late, self._late + _SHOW_SECONDS
+        self._late = self.heartbeat.answer_seconds / 2 + 1 + _SHOW_SECONDS + _ASK_SECONDS
+        self._timer_seconds, self._show_seconds = self.seconds + self._late, self._late + _SHOW_SECONDS
         self._begun = False
         self._last: object = None  # this rank's signs of life at the last beat
         self._own = self._total = 0
         self._quiet = 0.0  # Seconds without a sign, counted in beats: a clock runs on while a job is suspended.
         self._ending = False  # whether this rank has found the job stalled
         self._reports = False  # whether this rank reports the stall
-        counter.after_step.append(self._step)
-        changes.then(self.stop)
-        heartbeat.add(self._beat)
+        self.counter.after_step.append(self._step)
+        self.changes.then(self.stop)
+        self.heartbeat.add(self._beat)
 
     def stop(self) -> None:
         """Stop sampling. If the job has begun to end, this call does not return."""
-        self._heartbeat.stop()
+        self.heartbeat.stop()
         if self._ending:
             abort(1)
         with _timer:
@@ -101,24 +89,24 @@ class Stall:
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
-            say(f"warning: --stall has no effect on rank {self._world.rank}: {error!r}")
-            self._heartbeat.remove(self._beat)
+            say(f"warning: --stall has no effect on rank {self.world.rank}: {error!r}")
+            self.heartbeat.remove(self._beat)
             self._begun, self._ending = True, False  # so that a first step does not arm the timer
             with _timer:
                 _disarm()
 
     def has_stalled(self, store: Connection | None) -> bool:
         """Report this rank's signs of life since the last beat; return whether the job has stalled."""
-        signs = self._counter.steps, self._counter.batches, self._progress()
+        signs = self.counter.steps, self.counter.batches, self.progress()
         moved, self._last = self._begun and signs != self._last, signs
         self._own += moved
         before, self._total = self._total, self._own if store is None else store.add(_SIGNS, int(moved))
         if self._total == 0:
             return False
-        if not self._heartbeat.stopped.is_set():
+        if not self.heartbeat.stopped.is_set():
             _arm(self._timer_seconds)
-        self._quiet = 0.0 if self._total != before else self._quiet + self._heartbeat.seconds
-        return self._quiet >= self._seconds
+        self._quiet = 0.0 if self._total != before else self._quiet + self.heartbeat.seconds
+        return self._quiet >= self.seconds
 
     def _step(self, *_: Any) -> None:
         if not self._begun:
@@ -132,30 +120,30 @@ class Stall:
         self._reports = store is None or store.add(CLAIMS, 1) == 1
         if self._reports:
             say(
-                f"no step, collective or batch for {self._quiet:g} s on any rank (the limit is {self._seconds:g} s): "
+                f"no step, collective or batch for {self._quiet:g} s on any rank (the limit is {self.seconds:g} s): "
                 "all ranks write their stacks, and the job ends"
             )
-        self._show()
+        self.show()
         if store is None:
-            if self._world.rank == 0:
-                self._before_end()
+            if self.world.rank == 0:
+                self.before_end()
             abort(1)
-        store.set({_SHOWN.format(rank=self._world.rank): b"1"})
+        store.set({_SHOWN.format(rank=self.world.rank): b"1"})
 
     def _complete(self, store: Connection) -> None:
         """Write the stacks of neighbours that cannot; report the cause once all stacks are written, or time is up."""
-        self._show_seconds -= self._heartbeat.seconds
-        if not (self._reports or self._neighbours):
+        self._show_seconds -= self.heartbeat.seconds
+        if not (self._reports or self.neighbours):
             return
-        ages = store.ages([_SHOWN.format(rank=rank) for rank in range(self._world.size)])
+        ages = store.ages([_SHOWN.format(rank=rank) for rank in range(self.world.size)])
         missing = [rank for rank, age in enumerate(ages) if age is None]
-        if self._show_seconds < self._late and self._neighbours:
-            silent, self._neighbours = [rank for rank in self._neighbours if rank in missing], ()
+        if self._show_seconds < self._late and self.neighbours:
+            silent, self.neighbours = [rank for rank in self.neighbours if rank in missing], ()
             asked = [rank for rank in silent if store.add(_ASKED.format(rank=rank), 1) == 1]
-            store.set({_SHOWN.format(rank=rank): b"1" for rank in self._show_others(asked)})
+            store.set({_SHOWN.format(rank=rank): b"1" for rank in self.show_others(asked)})
         elif self._reports and (self._show_seconds < 0 or not missing):
             self._reports = False
-            for sentence in self._explain():
+            for sentence in self.explain():
                 say(sentence)
             store.set({REPORTED: b"1"})
 
