@@ -127,7 +127,6 @@ def time_cell(timings: Timings) -> str:
 
 
 def median_cell(timings: Timings) -> str:
-    """Return the median: ``15.2 us``."""
     return time_cell(timings).partition(" (")[0]
 
 

@@ -70,7 +70,6 @@ def is_stateful(value: Any) -> bool:
 
 
 def plain_values(more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `more` that are saved unchanged."""
     return {name: value for name, value in more.items() if not is_stateful(value)}
 
 

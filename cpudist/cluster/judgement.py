@@ -15,7 +15,6 @@ _LOSS = 1e-3  # relative tolerance, because ranks add in another order than one 
 
 
 def judge(now: ClusterFigures) -> list[Finding]:
-    """Return all findings, the worst first."""
     return [*_versions(now.hosts), *_loss(now), *slow_hosts(now.hosts), *_hosts(now.hosts), *_links(now)]
 
 

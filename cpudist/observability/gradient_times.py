@@ -46,7 +46,6 @@ class GradientTimes(Observer):
         self._before = communicated or 0.0
 
     def complete(self, parameter: Any) -> None:
-        """Note that a gradient is complete."""
         self._ends[parameter] = time.perf_counter()  # with gradient accumulation the last batch counts
 
     def _groups(self, waited: float | None, seconds: dict[Any, float]) -> dict[str, Any]:

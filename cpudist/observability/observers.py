@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cpudist.backends import Backend
@@ -30,20 +30,15 @@ if TYPE_CHECKING:
 class ObservedJob(Protocol):
     """The part of a job that observers may read; see `Job`. Observers have keys of their own in `store`."""
 
-    @property
-    def world(self) -> World: ...
-    @property
-    def members(self) -> Sequence[RankInfo]: ...
-    @property
-    def restarts(self) -> int: ...
+    world: World
+    members: list[RankInfo]
+    restarts: int
+    backend: Backend
+    counter: StepCounter
+    store: Store
+
     @property
     def timeout(self) -> float: ...
-    @property
-    def backend(self) -> Backend: ...
-    @property
-    def counter(self) -> StepCounter: ...
-    @property
-    def store(self) -> Store: ...
     def statuses(self) -> dict[int, RankStatus]: ...
 
 
@@ -81,11 +76,9 @@ class Observers:
         self._observers: list[Observer] = []
 
     def add(self, observer: Observer) -> None:
-        """Call the methods of `observer` from now on."""
         self._observers.append(observer)
 
     def step(self, optimizer: Any) -> None:
-        """Report a step of an optimizer to all observers."""
         for observer in self._observers:
             observer.step(optimizer)
 

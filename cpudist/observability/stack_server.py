@@ -101,7 +101,6 @@ class StackServer:
         self._thread.start()
 
     def show(self) -> None:
-        """Write the rank's stacks to standard error."""
         say(f"{self._heading()}{_stacks()}".rstrip())
 
     def stop(self) -> None:

@@ -181,7 +181,6 @@ def _outermost(events: Iterable[Event]) -> Counter[str]:
 
 
 def _part(event: Event) -> str:
-    """Return the activity of a rank during a span."""
     name = event["name"]
     other = "communicating" if "args" in event else "computing" if "::" in name else ""
     return next((part for start, part in _STARTS.items() if name.startswith(start)), other)

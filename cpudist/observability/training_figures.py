@@ -55,7 +55,6 @@ class Training:
         self._begin = time.perf_counter(), communicated or 0.0
 
     def end_step(self, communicated: float | None) -> None:
-        """Note the time of a step, and begin the next one."""
         begin, before = self._begin
         self.times.append((time.perf_counter() - begin, None if communicated is None else communicated - before))
         self.begin_step(communicated)

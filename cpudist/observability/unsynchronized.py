@@ -6,7 +6,6 @@ from cpudist.console import say
 from cpudist.observability.observers import ObservedJob, Observer
 
 _PAGE = "cpudist docs own-script"
-_PAGE = "cpudist docs own-script"
 _LIGHTNING = {"lightning", "pytorch_lightning"}  # With devices=1 each rank trains a model of its own.
 
 

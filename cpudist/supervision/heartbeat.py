@@ -52,13 +52,11 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="cpudist-heartbeat", daemon=True)
 
     def add(self, beat: Beat) -> None:
-        """Call `beat` from now on."""
         self._beats = [*self._beats, beat]
         if self._thread.ident is None and not self.stopped.is_set():
             self._thread.start()
 
     def remove(self, beat: Beat) -> None:
-        """Stop calling `beat`."""
         self._beats = [other for other in self._beats if other != beat]
 
     def listen(self, keys: list[str], alarm: Callable[[Connection], None]) -> None:
@@ -71,7 +69,6 @@ class Heartbeat:
             self._store.during_silence(block)
 
     def stop_listening(self) -> None:
-        """Call no alarm from now on."""
         self._keys = []
 
     def stop(self) -> None:

@@ -87,7 +87,6 @@ class RankStatus:
     pace: Pace | None = None
 
     def to_json(self) -> str:
-        """Return the status as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -132,7 +131,6 @@ def beat_seconds(ranks: int) -> float:
 
 
 def publish(store: Connection, status: RankStatus) -> None:
-    """Publish the status of this rank."""
     store.set({_KEY.format(rank=status.rank): status.to_json().encode()})
 
 

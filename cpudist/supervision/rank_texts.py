@@ -31,12 +31,6 @@ def unfinished(statuses: Mapping[int, RankStatus], seconds: float) -> list[str]:
     ]
 
 
-def read_lost(line: str) -> LostRank:
-    """Return the loss that the store's server has noted as "RANK ended" or "RANK unreachable"."""
-    rank, how = line.split()
-    return LostRank("unreachable" if how == "unreachable" else "ended", int(rank))
-
-
 def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
     """Return a sentence for each of the first lost ranks, and one that counts the others; one rank of a lost host.
 

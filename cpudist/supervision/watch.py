@@ -283,9 +283,9 @@ class Watch:
 
 
 def _lost_ranks(store: Connection) -> list[LostRank]:
-    """Return the lost ranks, in the order in which the store has noticed them."""
-    lines = store.get([_LOST]) or [b""]
-    return [rank_texts.read_lost(line) for line in lines[0].decode().splitlines()]
+    """Return the lost ranks in the order of the server's lines, which are "RANK ended" or "RANK unreachable"."""
+    lines = [line.split() for line in (store.get([_LOST]) or [b""])[0].decode().splitlines()]
+    return [LostRank("unreachable" if how == "unreachable" else "ended", int(rank)) for rank, how in lines]
 
 
 def _reported_status(store: Connection, otherwise: int) -> int:

@@ -31,11 +31,9 @@ class EndStep(TrainerCallback):  # type: ignore[misc]
         self._backend = backend
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Treat the next step as the first."""
         self._first = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the step."""
         ends = self._first or state.global_step >= state.max_steps
         self._first = False
         if ends:
@@ -66,7 +64,6 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
         self._mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add a step to the record."""
         training = self._record.training
         # A compiled model may compute the first step eagerly (huggingface/trainer.py, compute_loss), and compile later.
         warm_up = 2 if args.torch_compile else 1

@@ -178,8 +178,8 @@ def test_of_many_ranks_that_are_late_or_lost_the_first_are_named() -> None:
     first, *others = rank_texts.unfinished(late, 7)
     assert first == "after 7 s at the end still waiting for rank 1 (h0), last in train.py:71"
     assert len(others) == 2
-    ended = [rank_texts.read_lost(f"{rank} ended") for rank in (2, 0, 1, 3)]
-    cut_off = [rank_texts.read_lost(f"{rank} unreachable") for rank in (2, 3)]
+    ended = [LostRank("ended", rank) for rank in (2, 0, 1, 3)]
+    cut_off = [LostRank("unreachable", rank) for rank in (2, 3)]
     assert [(one.rank, one.how) for one in (ended[1], cut_off[0])] == [(0, "ended"), (2, "unreachable")]
     named, *unknown, more = rank_texts.explain_lost(ended, {2: RankStatus(2, "h1")}, HOSTS)
     assert re.fullmatch("rank 2 on h1 .*; it was last seen in no line of Python", named)
