@@ -99,12 +99,12 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseExcep
     for index, argument in enumerate(args):
         if _refusal(argument) is not None:
             name, value = f"args[{index}]", argument
-    for _ in range(_DEPTH if isinstance(value, types.FunctionType) else 0):
-        used = inspect.getclosurevars(value)
-        found = (item for item in {**used.nonlocals, **used.globals}.items() if _refusal(item[1]) is not None)
-        user, (name, value) = name, next(found, (name, value))
-        if not isinstance(value, types.FunctionType):
+    for _ in range(_DEPTH):
+        used = _used_by(value) if isinstance(value, types.FunctionType) else {}
+        found = next((item for item in used.items() if _refusal(item[1]) is not None), None)
+        if found is None:
             break
+        user, (name, value) = name, found
     reason = _refusal(value) or str(error)
     used_by = f", which {user} uses," if user else ""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
@@ -120,3 +120,16 @@ def _refusal(value: Any) -> str | None:
     except Exception as error:  # noqa: BLE001 - objects raise what they like
         return one_line(str(error)) or type(error).__name__
     return None
+
+
+def _used_by(function: types.FunctionType) -> dict[str, Any]:
+    """Return a function's closure variables, and the global variables in its code and in functions inside it."""
+    names, variables = set[str](), function.__globals__
+    codes = [function.__code__]
+    for code in codes:
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {
+        **inspect.getclosurevars(function).nonlocals,
+        **{name: variables[name] for name in names & variables.keys()},
+    }

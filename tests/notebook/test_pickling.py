@@ -20,12 +20,16 @@ import threading
 from accelerate.state import PartialState
 state = object.__new__(PartialState)
 lock = threading.Lock()
+lines = (line for line in "abc")
 class Model:
     def __init__(self):
         self.parts = {"first": [1, lock]}
 model = Model()
 def helper(): return lock
 def uses_helper(): return [helper() for _ in range(1)]
+def uses_nested():
+    def inside(): return lines
+    return inside()
 def uses_model(): return model
 def uses_state(): return state
 def uses_world(): return world
@@ -58,6 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
         ("takes", r"args\[1\] \(of type _thread.lock\) cannot be serialised"),
         ("uses_helper", r"lock \(of type _thread.lock\), which helper uses,"),
         ("uses_model", r"model \(of type __main__.Model\), which uses_model uses, .*lock"),
+        ("uses_nested", r"lines \(of type generator\), which uses_nested uses,"),
         # In each rank it would describe a job of one process, and the ranks would train apart.
         ("uses_state", r"state \(of type accelerate.state.PartialState\), .*: it belongs to this process;"),
         ("uses_world", r"world \(of type cpudist.world.World\), which uses_world uses, .*: it describes this process;"),
