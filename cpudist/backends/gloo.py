@@ -1,24 +1,19 @@
 """The gloo backend, which comes with torch: slower than ccl, but it needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store
 
 from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.world import World
+from cpudist.world import World
 
 
 class GlooBackend(ProcessGroupBackend):

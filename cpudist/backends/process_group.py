@@ -1,18 +1,16 @@
 """Base class of backends on `torch.distributed`: it creates the default process group, and wraps models in DDP."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import constants, distributed_c10d
+from torch.distributed import Store, constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
@@ -22,13 +20,8 @@ from cpudist.console import option
 from cpudist.errors import UserError
 from cpudist.patching.on_import import after_import
 from cpudist.patching.patch import Patch, apply
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.patching.undo import Changes
-    from cpudist.world import World
-
+from cpudist.patching.undo import Changes
+from cpudist.world import World
 
 # accelerate and transformers prefer another runtime, if it is installed, to the CPU unless this is set at import.
 CPU_ONLY = {"USE_TORCH_XLA": "0"}

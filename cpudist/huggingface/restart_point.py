@@ -1,21 +1,15 @@
 """Find Trainer's checkpoints, and the one from which all ranks of a restarted run resume."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpudist.checkpoints import manifest, runs
 from cpudist.checkpoints.folders import numbered, restore
 from cpudist.checkpoints.publishing import Ranks
 from cpudist.console import say
-from cpudist.job import current
-
-if TYPE_CHECKING:
-    from cpudist.job import Job
+from cpudist.job import Job, current
 
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
 _SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 creates it while it saves on SIGTERM

@@ -1,9 +1,7 @@
 """XLA's PJRT plugin for GPUs in torch_xla 2.8, and fixes for this release's errors on GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch_xla
@@ -11,10 +9,8 @@ from torch_xla.experimental import plugins
 
 from cpudist.backends.xla import gpu
 from cpudist.patching.patch import Patch, apply
-
-if TYPE_CHECKING:
-    from cpudist.patching.undo import Changes
-    from cpudist.world import World
+from cpudist.patching.undo import Changes
+from cpudist.world import World
 
 _PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 

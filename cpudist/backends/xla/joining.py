@@ -1,22 +1,17 @@
 """Connect the ranks of a job on xla, through the host or by the runtime."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch.distributed as dist
+from torch.distributed import Store
 
 from cpudist import backends
+from cpudist.backends.process_group import ProcessGroupBackend
 from cpudist.errors import UserError
 from cpudist.launchers.env import Env
 from cpudist.patching.undo import Changes
 from cpudist.rendezvous import all_gather
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.backends.process_group import ProcessGroupBackend
-    from cpudist.world import World
+from cpudist.world import World
 
 
 def agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBackend:

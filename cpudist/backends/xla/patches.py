@@ -7,12 +7,10 @@ process its collectives abort. During a job torch_xla gets the job's rank and wo
 of the runtime's own collectives raise an error. docs/xla.md lists every function.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,10 +23,8 @@ from cpudist.backends.xla import pjrt
 from cpudist.backends.xla.transfers import ddp_models, fetch, reduce_flat
 from cpudist.errors import UserError
 from cpudist.patching.patch import Patch, adjusted, apply
-
-if TYPE_CHECKING:
-    from cpudist.patching.undo import Changes
-    from cpudist.world import World
+from cpudist.patching.undo import Changes
+from cpudist.world import World
 
 _OPERATIONS = {
     xla_model.REDUCE_SUM: dist.ReduceOp.SUM,

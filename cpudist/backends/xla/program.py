@@ -1,27 +1,22 @@
 """The runtime during one job: its devices, its mesh if any, and the transport between its ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.distributed import Store
 from torch_xla import runtime
 from torch_xla.debug import metrics
 
+from cpudist.backends.process_group import ProcessGroupBackend
 from cpudist.backends.xla import joining, patches, pjrt
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.patching.patch import apply
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.backends.process_group import ProcessGroupBackend
-    from cpudist.patching.undo import Changes
-    from cpudist.world import World
+from cpudist.patching.undo import Changes
+from cpudist.world import World
 
 
 class Program:

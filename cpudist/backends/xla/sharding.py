@@ -1,12 +1,10 @@
 """One job's mesh of devices, and the placement of its model's parameters and batches on it."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch_xla
@@ -22,10 +20,8 @@ from cpudist.backends.xla.partition import Entry, Spec
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.patching.patch import Patch, apply
-
-if TYPE_CHECKING:
-    from cpudist.patching.undo import Changes
-    from cpudist.world import World
+from cpudist.patching.undo import Changes
+from cpudist.world import World
 
 
 class Sharding:

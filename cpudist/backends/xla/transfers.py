@@ -5,8 +5,6 @@ PJRT's CPU runtime treats each process as a world of its own, so its collectives
 ccl or gloo, and put back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet

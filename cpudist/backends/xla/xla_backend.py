@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from cpudist.backends.interface import Backend
+from cpudist.backends.interface import Backend, Calls
 from cpudist.backends.options import Option
 from cpudist.backends.xla import pjrt
 from cpudist.backends.xla.xla_devices import XlaDevices
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from cpudist.backends.interface import Calls
     from cpudist.backends.process_group import ProcessGroupBackend
     from cpudist.backends.xla.program import Program
     from cpudist.backends.xla.sharding import Sharding
