@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import cpudist
@@ -13,8 +13,8 @@ from cpudist.launchers import Launcher
 
 HELP = "show a page of the documentation, or search it"
 DESCRIPTION = """\
-Show a page of the documentation, such as docs/slow-networks.md, or the places that have all WORDs,
-in any order. Without either: list all pages.
+Show a page of the documentation, such as docs/slow-networks.md, or the places that have most of the
+WORDs of a question, the best ones first. Without either: list all pages.
 """
 EPILOG = """\
 examples:
@@ -24,7 +24,7 @@ examples:
 
 PAGES = Path(cpudist.__file__).parent / "docs"
 _WIDEST = 100  # columns of text
-_HITS_OF_A_PAGE = 5
+_MOST_HITS = 12
 _PART = 70  # characters of a line that a search shows
 
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     page = PAGES / f"{wanted.removeprefix('docs/').removesuffix('.md')}.md"
     if page.is_file():
         _show(page.read_text(encoding="utf-8"))
-    elif found := list(_search(options.words)):
+    elif found := _search(options.words):
         print(*found, sep="\n")
         print("\nA page is shown by its name: cpudist docs PAGE")
     else:
@@ -67,21 +67,22 @@ def _show(text: str) -> None:
         console.print(Markdown(text))
 
 
-def _search(sought: Sequence[str]) -> Iterator[str]:
-    """Yield the headings under which all words (or quoted phrases) stand, by page, with the line that has most."""
+def _search(sought: Sequence[str]) -> list[str]:
+    """Return the headings of the sections that have most of the words (or quoted phrases), each with its best line."""
     sought = [word.lower() for word in sought]
+    found = []
     for path in sorted(PAGES.glob("*.md")):
-        hits = []
         for section in re.split(r"^#+ ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
             heading, *lines = section.splitlines()
-            if all(word in section.lower() for word in sought):
-                line = max([heading, *lines], key=lambda line: sum(word in line.lower() for word in sought))
-                hits.append(f"  {heading}" if line == heading else f"  {heading}: {_part(line, sought)}")
-        if hits:
-            yield path.stem
-            yield from hits[:_HITS_OF_A_PAGE]
-        if len(hits) > _HITS_OF_A_PAGE:
-            yield f"  and {len(hits) - _HITS_OF_A_PAGE} more"
+            if (count := _count(section, sought)) * 3 >= len(sought) * 2:
+                line = max([heading, *lines], key=lambda line: _count(line, sought))
+                shown = heading if line == heading else f"{heading}: {_part(line, sought)}"
+                found.append((count + 2 * _count(heading, sought), f"{path.stem:<18}{shown}"))
+    return [hit for _, hit in sorted(found, key=lambda one: one[0], reverse=True)[:_MOST_HITS]]
+
+
+def _count(text: str, sought: Sequence[str]) -> int:
+    return sum(word in text.lower() for word in sought)
 
 
 def _part(line: str, sought: Sequence[str]) -> str:

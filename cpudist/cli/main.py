@@ -22,20 +22,8 @@ from cpudist.version import __version__
 
 # Each module has HELP, DESCRIPTION, `add_options`, `run`, maybe EPILOG. A command runs on rank 0 alone, unless its
 # parser sets `every_rank`.
-COMMANDS = {
-    "run": run,
-    "launch": launch,
-    "test": test,
-    "top": top,
-    "stacks": stacks,
-    "summary": summary,
-    "forecast": forecast,
-    "plan": plan,
-    "doctor": doctor,
-    "build": build,
-    "bench": bench,
-    "docs": docs,
-}
+_MODULES = (run, launch, test, top, stacks, summary, forecast, plan, doctor, build, bench, docs)
+COMMANDS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 _EPILOG = """\
 `cpudist COMMAND --help` explains a command. Under mpirun, srun or torchrun, training is started with `cpudist-train`.

@@ -3,8 +3,7 @@
 Whether such a host is down, frozen or cut off cannot be told from outside.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from cpudist.console import names_of, say
 
@@ -25,26 +24,16 @@ class SilentHosts:
         self._end = end
         self._reported: set[str] = set()
 
-    def find(self, silences: Mapping[str, float]) -> set[str]:
-        """Return the hosts to be named, given for how many seconds each host has not answered."""
-        return {host for host, seconds in silences.items() if seconds > silence_seconds(self._end)}
-
     def report(self, silences: Mapping[str, float]) -> None:
-        """Report what has changed since the last call. A lost host has no entry."""
-        silent = self.find(silences)
+        """Report changes, given for how many seconds each host has not answered; a lost host has no entry."""
+        silent = {host for host, seconds in silences.items() if seconds > silence_seconds(self._end)}
         if found := sorted(silent - self._reported):
-            self._say(found, max(silences[host] for host in found))
+            self.say(found)
         if again := sorted(self._reported & silences.keys() - silent):
             say(f"{names_of(again)} {'answers' if len(again) == 1 else 'answer'} again")
         self._reported = silent
 
-    @contextmanager
-    def waiting_for(self, host: str) -> Iterator[None]:
-        """Report that a host does not answer, and after the block that it answers again."""
-        self._say([host], silence_seconds(self._end))
-        yield
-        say(f"{host} answers again")
-
-    def _say(self, hosts: Sequence[str], seconds: float) -> None:
-        verb = "does" if len(hosts) == 1 else "do"
+    def say(self, hosts: Sequence[str]) -> None:
+        """Name hosts that do not answer."""
+        verb, seconds = "does" if len(hosts) == 1 else "do", silence_seconds(self._end)
         say(f"warning: {names_of(hosts)} {verb} not answer for {seconds:.0f} s; the job ends at {self._end:.0f} s")

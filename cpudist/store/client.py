@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cpudist.console import first_line
@@ -55,6 +55,9 @@ class Connection:
     """Client of the store, for one thread at a time.
 
     Every method raises `StoreLost` when the store does not answer: its process has ended, or the network is down.
+
+    Attributes:
+        on_silence: called where an answer takes a third of the time after which the store is lost.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -65,8 +68,8 @@ class Connection:
                 at its address.
         """
         self._received = bytearray()
-        self._silence: Callable[[], AbstractContextManager[None]] | None = None
         self._silent_seconds = silence_seconds(address.keepalive_timeout)
+        self.on_silence: Callable[[], object] | None = None
         self._job = address.job
         attempt = min(_ATTEMPT_SECONDS, usable(timeout, _SHORTEST_ATTEMPT_SECONDS))
         names_until = time.monotonic() + address.name_seconds
@@ -157,10 +160,6 @@ class Connection:
         pairs = zip(fields[::2], fields[1::2], strict=True)
         return {value.decode(): protocol.to_number(silence) / 1000 for value, silence in pairs}
 
-    def during_silence(self, block: Callable[[], AbstractContextManager[None]]) -> None:
-        """Wait within `block` for an answer that has taken a third of the time after which the store is lost."""
-        self._silence = block
-
     def interrupt(self) -> None:
         """Break the connection; `StoreLost` is raised in a thread that waits for an answer."""
         with suppress(OSError):
@@ -189,7 +188,10 @@ class Connection:
         try:
             self._socket.settimeout(within)
             self._socket.sendall(protocol.pack(code, *fields))
-            answer = self._answer(within)
+            if self.on_silence is not None:
+                self._report_silence(self.on_silence)
+            self._socket.settimeout(within)
+            answer = self._answer()
             if answer[0] not in (code, Code.MISSING):
                 raise protocol.Garbage(f"an answer to {answer[0].name} where {code.name} was asked")
             return answer
@@ -200,24 +202,21 @@ class Connection:
             self.close()
             raise
 
-    def _answer(self, within: float) -> tuple[Code, list[bytes]]:
+    def _report_silence(self, report: Callable[[], object]) -> None:
+        self._socket.settimeout(self._silent_seconds)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            report()
+
+    def _answer(self) -> tuple[Code, list[bytes]]:
         while True:
             for answer in protocol.frames(self._received):
                 return answer
-            data = self._receive(within)
+            data = self._socket.recv(1 << 16)
             if not data:
                 raise protocol.Garbage("it has closed the connection")
             self._received += data
-
-    def _receive(self, within: float) -> bytes:
-        if self._silence is not None and self._silent_seconds < within:
-            self._socket.settimeout(self._silent_seconds)
-            with suppress(TimeoutError):
-                return self._socket.recv(1 << 16)
-            self._socket.settimeout(within - self._silent_seconds)
-            with self._silence():
-                return self._socket.recv(1 << 16)
-        return self._socket.recv(1 << 16)
 
 
 def _are_of_names(errors: Sequence[Exception]) -> bool:

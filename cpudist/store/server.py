@@ -40,6 +40,7 @@ class _Peer(asyncio.Protocol):
 
     transport: asyncio.Transport
     address: str
+    socket: socket.socket
     deadline: asyncio.TimerHandle  # for the handshake
 
     def __init__(self, server: Server) -> None:
@@ -53,6 +54,7 @@ class _Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport, self.address = transport, transport.get_extra_info("peername")[0]
+        self.socket = transport.get_extra_info("socket")
         self._server.greet(self)
 
     def data_received(self, data: bytes) -> None:
@@ -67,10 +69,6 @@ class _Peer(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.lose(self, "ended" if error is None or isinstance(error, ConnectionError) else "unreachable")
-
-    @property
-    def silence(self) -> int:
-        return protocol.silence(self.transport.get_extra_info("socket"))
 
     def answer(self, code: Code, fields: _Fields) -> None:
         self.transport.write(protocol.pack(code, *fields))
@@ -128,7 +126,7 @@ class Server:
     def greet(self, peer: _Peer) -> None:
         """Begin the handshake with a new client."""
         peer.deadline = asyncio.get_running_loop().call_later(_HANDSHAKE_SECONDS, peer.transport.abort)
-        protocol.enable_keepalive(peer.transport.get_extra_info("socket"), self._keepalive_timeout)
+        protocol.enable_keepalive(peer.socket, self._keepalive_timeout)
         self._peers.add(peer)
         self._unauthenticated[peer] = None
         if len(self._unauthenticated) > _MOST_UNAUTHENTICATED:
@@ -192,7 +190,7 @@ class Server:
                 return [number(-1 if age is None else round(1000 * age)) for age in map(values.age, keys)]
             case Code.SILENCES, [key]:
                 of_key = [(peer, value) for peer in self._peers for one, value in peer.on_disconnect if one == key]
-                return [part for peer, value in of_key for part in (value, number(peer.silence))]
+                return [part for peer, value in of_key for part in (value, number(protocol.silence(peer.socket)))]
             case Code.SET, pairs:
                 for key, value in zip(pairs[::2], pairs[1::2], strict=True):
                     values.set(key, value)

@@ -11,7 +11,6 @@ Output and files may block, so `console.say` and `console.in_time` limit the wai
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from cpudist.console import say
 from cpudist.store import Address, Connection, StoreLost
@@ -63,10 +62,10 @@ class Heartbeat:
         """Call `alarm`, in the thread, when one of `keys` is in the store."""
         self._alarm, self._keys = alarm, keys
 
-    def during_silence(self, block: Callable[[], AbstractContextManager[None]]) -> None:
-        """Wait for the store within `block` where it has not answered for long; see `Connection.during_silence`."""
+    def on_silence(self, report: Callable[[], object]) -> None:
+        """Call `report` where the store does not answer for long."""
         if self._store is not None:
-            self._store.during_silence(block)
+            self._store.on_silence = report
 
     def stop_listening(self) -> None:
         self._keys = []

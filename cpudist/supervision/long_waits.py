@@ -28,7 +28,6 @@ class LongWaits:
     address: Address  # of the job's store
     answer_seconds: float  # a rank whose last status is older does not answer
     timeout: Callable[[], float]  # returns the limit of a collective, in seconds
-    host_is_silent: Callable[[Connection], bool]  # returns whether a host does not answer, which the watch reports
     _reported: set[str] = field(default_factory=set, init=False)  # calls and lines that need no report any more
     # Time and status of the last heartbeat in a long wait.
     _last: tuple[float, RankStatus] | None = field(default=None, init=False)
@@ -72,7 +71,7 @@ class LongWaits:
 
     def _report(self, store: Connection, call: Call, which: str) -> None:
         key = _REPORTED.format(call=which)
-        if key in self._reported or self.host_is_silent(store):
+        if key in self._reported:
             return
         self._reported.add(key)
         if store.add(key, 1) == 1:

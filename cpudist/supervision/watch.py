@@ -75,7 +75,7 @@ class Watch:
         self._own_status = status
         # `cpudist launch` names the hosts of its jobs itself.
         self._silent_hosts = None if JOB_ID in os.environ else SilentHosts(address.keepalive_timeout)
-        self.waits = LongWaits(world, hosts, address, heartbeat.answer_seconds, timeout, self._host_is_silent)
+        self.waits = LongWaits(world, hosts, address, heartbeat.answer_seconds, timeout)
         self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process
         self._ending = threading.Lock()
@@ -87,7 +87,7 @@ class Watch:
         after_last_line.add(self._has_reported)
         heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
         if self._silent_hosts is not None and world.node_rank == 1 and world.local_rank == 0:
-            heartbeat.during_silence(partial(self._silent_hosts.waiting_for, hosts[0]))
+            heartbeat.on_silence(partial(self._silent_hosts.say, hosts[:1]))
         heartbeat.add(self._beat)
 
     def claim(self) -> bool:
@@ -204,16 +204,10 @@ class Watch:
         self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
         self._publish_status(store)
         if self._silent_hosts is not None and self.world.rank == 0:
-            self._silent_hosts.report(self._silences(store))
+            silences = store.silences(_LOST)
+            self._silent_hosts.report({self._hosts[int(rank)]: seconds for rank, seconds in silences.items()})
         if self._first_at_end:
             self._end_if_deadlocked(store)
-
-    def _silences(self, store: Connection) -> dict[str, float]:
-        """Return the hosts of ranks that are not lost, and for how many seconds each has not answered the store."""
-        return {self._hosts[int(rank)]: seconds for rank, seconds in store.silences(_LOST).items()}
-
-    def _host_is_silent(self, store: Connection) -> bool:
-        return self._silent_hosts is not None and bool(self._silent_hosts.find(self._silences(store)))
 
     def _end_without_store(self) -> NoReturn:
         self._ending.acquire()  # never released, so that only one thread continues

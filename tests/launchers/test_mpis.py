@@ -19,7 +19,7 @@ from cpudist.launchers.pals import Pals
 from cpudist.processes.lost_ranks import first_killed
 
 TRAIN = ("/env/bin/cpudist-train", "--backend", "ccl", "train.py")
-NAMES = ("CCL_LOG_LEVEL", "HOME", "PATH", "SECRET")
+NAMES = ("CCL_LOG_LEVEL", "HOSTNAME", "MY_DATA", "PATH", "SSH_TTY")
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +45,11 @@ def test_command_lines_with_a_hostfile() -> None:
     assert command(OpenMpi, "mpirun (Open MPI) 4.1.4", **options) == (
         f"/mpi/bin/mpirun --bind-to none --hostfile hosts --mca plm_rsh_agent sh {folder}/openmpi_ssh.sh "
         "--mca plm_rsh_assume_same_shell 0 --mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth1 "
-        "--tag-output -x CCL_LOG_LEVEL -x PATH -n 3 " + train
+        "--tag-output -x CCL_LOG_LEVEL -x MY_DATA -x PATH -n 3 " + train
     )
     assert command(OpenMpi, "mpirun (Open MPI) 5.0.8", **options) == (
         "/mpi/bin/mpirun --bind-to none --hostfile hosts --prtemca prte_if_include eth1 "
-        "--mca btl_tcp_if_include eth1 --output tag -x CCL_LOG_LEVEL -x PATH -n 3 " + train
+        "--mca btl_tcp_if_include eth1 --output tag -x CCL_LOG_LEVEL -x MY_DATA -x PATH -n 3 " + train
     )
     assert command(Pals, **options, slots=(2, 1)) == (
         "/mpi/bin/mpirun --cpu-bind none --line-buffer --label --hostfile hosts --env PMI_SIZE=3 --ppn 2 -n 3 " + train
@@ -66,7 +66,7 @@ def test_command_lines_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(IntelMpi, hostfile=None) == "/mpi/bin/mpirun -launcher fork -genv I_MPI_PIN off -n 3 " + train
     assert command(Mpich, hostfile=None) == "/mpi/bin/mpirun -launcher fork -bind-to none -ppn 3 -n 3 " + train
     assert command(OpenMpi, hostfile=None) == (
-        "/mpi/bin/mpirun --bind-to none --host localhost:3 -x CCL_LOG_LEVEL -x PATH -n 3 " + train
+        "/mpi/bin/mpirun --bind-to none --host localhost:3 -x CCL_LOG_LEVEL -x MY_DATA -x PATH -n 3 " + train
     )
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "--bind-to none --allow-run-as-root --host " in command(OpenMpi, hostfile=None)

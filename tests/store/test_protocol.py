@@ -40,8 +40,8 @@ def test_noise_is_refused_or_packs_to_the_same_bytes(noise: bytes) -> None:
 
 @pytest.mark.parametrize(
     "frame",
-    [b"\x00\0\0\0\0", b"\x11\0\0\0\0", b"\x02\x40\0\0\x01", b"\x02\0\0\0\3\0\0\0", b"\x02\0\0\0\5\0\0\0\2x"],
-    ids=["code 0", "code 17", "more than 1 GiB", "half a length", "a field longer than its frame"],
+    [b"\x00\0\0\0\0", b"\x12\0\0\0\0", b"\x02\x40\0\0\x01", b"\x02\0\0\0\3\0\0\0", b"\x02\0\0\0\5\0\0\0\2x"],
+    ids=["code 0", "code 18", "more than 1 GiB", "half a length", "a field longer than its frame"],
 )
 def test_other_bytes_than_frames_are_refused_at_once(frame: bytes) -> None:
     with pytest.raises(Garbage):

@@ -122,7 +122,7 @@ def test_hosts_that_do_not_answer_are_named_once_until_they_answer_or_are_lost(
     for silences in (answering, both, both, one, one, lost):
         hosts.report(silences)
     assert capsys.readouterr().err.splitlines() == [
-        "cpudist: warning: h1, h2 do not answer for 12 s; the job ends at 30 s",
+        "cpudist: warning: h1, h2 do not answer for 10 s; the job ends at 30 s",
         "cpudist: h2 answers again",
     ]
 
