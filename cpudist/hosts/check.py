@@ -259,8 +259,8 @@ def _unlike(facts: dict[Host, Facts]) -> Iterator[tuple[Host, Finding]]:
     usual = max(cores.values(), key=lambda one: (list(cores.values()).count(one), one), default=0.0)
     for host, own in cores.items():
         if own != usual:
-            message = f"has {own:.3g} cores for each rank, other hosts {usual:.3g}: in each step ranks wait for others"
-            remedy = "give each host as many ranks as its cores deserve, or see there what limits them: cpudist doctor"
+            message = f"has {own:.3g} of its cores for each rank, other hosts {usual:.3g}: ranks wait for slower ones"
+            remedy = "give it slots in proportion to its cores, or see what limits them: cpudist doctor there"
             yield host, Finding("warning", place(host), message, remedy)
 
 
