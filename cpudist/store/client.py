@@ -189,8 +189,12 @@ class Connection:
             self._socket.settimeout(within)
             self._socket.sendall(protocol.pack(code, *fields))
             if self.on_silence is not None:
-                self._report_silence(self.on_silence)
-            self._socket.settimeout(within)
+                self._socket.settimeout(self._silent_seconds)
+                try:
+                    self._socket.recv(1, socket.MSG_PEEK)
+                except TimeoutError:
+                    self.on_silence()
+                self._socket.settimeout(within - self._silent_seconds)
             answer = self._answer()
             if answer[0] not in (code, Code.MISSING):
                 raise protocol.Garbage(f"an answer to {answer[0].name} where {code.name} was asked")
@@ -201,13 +205,6 @@ class Connection:
         except BaseException:  # the next request must not read a late answer to this one
             self.close()
             raise
-
-    def _report_silence(self, report: Callable[[], object]) -> None:
-        self._socket.settimeout(self._silent_seconds)
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            report()
 
     def _answer(self) -> tuple[Code, list[bytes]]:
         while True:
