@@ -287,6 +287,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
         _start(chosen, context.world, context.rendezvous.store, options.limit)
         changes.then(chosen.stop)
         context.backend = chosen
+        context.end_first()
     job = Job(context, chosen, options, pinning)
     where = {"MASTER_ADDR": context.rendezvous.host, "MASTER_PORT": str(context.rendezvous.port)}
     for name, value in (one_world.describing(context.world.placement, os.environ) | where).items():

@@ -1,6 +1,7 @@
 """Connect one rank to the others of its job, from the rendezvous to the common end."""
 
 import atexit
+import builtins
 import math
 import sys
 import threading
@@ -39,7 +40,7 @@ def untested_torch() -> str | None:
 
 
 class _Exit(SystemExit):
-    """Raised by `sys.exit` during a job. The interpreter gives no exit status to functions of `atexit`.
+    """Raised by `sys.exit` and `exit` during a job. The interpreter gives no exit status to functions of `atexit`.
 
     Attributes:
         uncaught: what has ended the interpreter; None: no call of `sys.exit`. One that the script handles, as around
@@ -54,7 +55,8 @@ class _Exit(SystemExit):
 
 
 def _exit(status: Any = None, /) -> NoReturn:
-    raise _Exit(status)
+    in_main = threading.current_thread() is threading.main_thread()
+    raise (_Exit if in_main else SystemExit)(status)  # threads end without a traceback by SystemExit itself alone
 
 
 class RankContext:
@@ -200,10 +202,21 @@ class RankContext:
             self.watch.waiting_agent = self.launcher.waiting_agent
             self.changes.then(self.watch.close)
         self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
-        self.changes.attribute(sys, "exit", _exit)
-        atexit.register(self._end_with_process)
+        for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+            self.changes.attribute(module, name, _exit)
+        self.end_first()
         self.changes.then(lambda: atexit.unregister(self._end_with_process))
         self._report_aborts()
+
+    def end_first(self) -> None:
+        """Register the job's end last, so that at exit it precedes the end of libraries that have started meanwhile.
+
+        Otherwise a rank whose script ends too early would leave its groups, and the others would fail, before the
+        other ranks can learn from its status why.
+        """
+        if not self.interactive:
+            atexit.unregister(self._end_with_process)
+            atexit.register(self._end_with_process)
 
     def _report_aborts(self) -> None:
         """Report a script's `MPI.COMM_WORLD.Abort`: MPI ends all ranks at once, and any of them could be blamed."""

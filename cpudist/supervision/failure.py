@@ -4,8 +4,9 @@ The first rank to fail claims the failure (watch.py), prints its traceback and o
 exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
 ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
 
-A broken connection is mostly the consequence of another rank's end. The rank that notices it waits some seconds before
-it reports its error, because the watch and the launcher know which rank has ended.
+A broken connection, or a rank that has left the group, is mostly the consequence of another rank's end. The rank that
+notices it waits some seconds before it reports its error, because the watch, the launcher or the store know which rank
+has ended.
 """
 
 import re
@@ -26,8 +27,10 @@ from cpudist.world import name_of
 INTERRUPTED = 130
 _LONGEST = 200  # characters of an error in the report, whose whole text stands above it
 
-# gloo (torch 2.8 to 2.13) raises RuntimeError with these words if the other process has ended.
-_PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe", re.IGNORECASE)
+# gloo (torch 2.8 to 2.13) and ccl raise RuntimeError with these words if the other process has ended or left the group.
+_PEER_GONE = re.compile(
+    "connection (closed|reset) by peer|broken pipe|has left the group|leaves the group", re.IGNORECASE
+)
 
 Show = Callable[[BaseException], None]
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
@@ -60,7 +63,7 @@ def fail(
         _report(error, show, who, alone=bool(rank))
         before_the_end(status)
         abort(status)
-    if isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)):
+    if _is_peers(error):
         time.sleep(GRACE_SECONDS)  # If a rank was lost, the watch or the launcher ends this process meanwhile.
     claimed = watch.claim()
     if claimed:
@@ -111,9 +114,16 @@ def describe(error: BaseException) -> str:
 
 
 def waited_for(error: BaseException, watch: Watch | None) -> list[str]:
-    """Return sentences about the ranks that the collective waited for that has timed out, most likely cause last."""
-    timed_out = isinstance(error, RuntimeError) and "timed out" in str(error).lower()  # torch has no own exception
-    return watch.waits.explain(timed_out=True) if timed_out and watch is not None else []
+    """Return sentences about the ranks that have caused a collective's error on this rank, most likely cause last."""
+    if watch is None or not isinstance(error, RuntimeError):  # torch has no own exceptions
+        return []
+    timed_out = "timed out" in str(error).lower()
+    return watch.waits.explain(timed_out=timed_out) if timed_out or _is_peers(error) else []
+
+
+def _is_peers(error: BaseException) -> bool:
+    """Return whether `error` is mostly the consequence of another rank's end."""
+    return isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)) is not None
 
 
 def _report(error: BaseException, show: Show, who: str, alone: bool = False) -> None:

@@ -50,7 +50,7 @@ class Explanation:
         self.waits = self._waits()
 
     def sentences(self) -> list[str]:
-        """Return sentences, the most likely cause first; none if no rank waits."""
+        """Return sentences, the most likely cause first; none if no rank waits, and none has ended."""
         kinds = [
             self._not_answering(),
             self._mismatches(),
@@ -59,7 +59,7 @@ class Explanation:
             self._messages(),
             self._nobody_missing(),
         ]
-        return [sentence for kind in kinds for sentence in _few(kind)]
+        return [sentence for kind in kinds for sentence in _few(kind)] or _few(self._ended())
 
     def blamed(self) -> list[int]:
         """Return the ranks of the most likely cause; none if no rank is missing."""
@@ -124,9 +124,9 @@ class Explanation:
         return sentences
 
     def _missing(self) -> list[str]:
-        """Name the missing ranks; ranks that do not wait themselves come first."""
+        """Name the missing ranks; ranks whose script has ended come first, and ranks that wait themselves last."""
         said = [
-            (waits, f"{self._name(ranks)} never reached {self._what(wait)}; {place}")
+            ((waits, not self.known[ranks[0]].at_end), f"{self._name(ranks)} never reached {self._what(wait)}; {place}")
             for wait in self.waits
             for (waits, place), ranks in self._by_place(wait.missing).items()
         ]
@@ -172,11 +172,17 @@ class Explanation:
             f"{self._name(wait.members)} all reached {self._what(wait)}, which does not end: "
             "look at the network between them, or for a rank that is very slow"
             for wait in self.waits
-            if not wait.missing
+            if len(wait.members) > 1  # not a rank that destroys a group
+            and not wait.missing
             and not wait.unclear
             and not wait.not_answering(self.statuses)
             and len(_kinds(wait)) == 1
         ]
+
+    def _ended(self) -> list[str]:
+        """Name the ranks whose script has ended, which other ranks may have called until they failed."""
+        ended = [rank for rank, place in self.known.items() if place.at_end]
+        return [f"{self._name([rank])} makes no calls any more; it was {self._place(rank)}" for rank in ended]
 
     def _name(self, ranks: Sequence[int]) -> str:
         """Return ranks and their hosts as text: ranks 0-2, 5 (h0, h1)."""

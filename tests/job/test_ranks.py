@@ -126,6 +126,7 @@ def test_a_job_that_is_not_shut_down_ends_when_all_ranks_have(late: int, tmp_pat
 
 EXITS = """
 import sys
+import threading
 import cpudist
 import torch
 cpudist.init("gloo", pin=False)
@@ -134,17 +135,21 @@ try:
     sys.exit(5)  # as argparse does
 except SystemExit:
     torch.distributed.barrier()  # rank 0 has made its step, so there is a record
-sys.exit(int(sys.argv[1]))
+threading.Thread(target=sys.exit).start()
+eval(sys.argv[1])(int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize(("status", "exit"), [(3, "failed"), (0, "completed")])
-def test_a_scripts_own_exit_status_is_that_of_the_job(tmp_path: Path, status: int, exit: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "status", "exit"), [("sys.exit", 3, "failed"), ("exit", 3, "failed"), ("sys.exit", 0, "completed")]
+)
+def test_a_scripts_own_exit_status_is_that_of_the_job(tmp_path: Path, way: str, status: int, exit: str) -> None:
     script, runs = tmp_path / "script.py", tmp_path / "runs"
     script.write_text(EXITS)
-    result = run(mpirun(2, sys.executable, str(script), str(status)), 90, {"CPUDIST_RUNS": str(runs)})
+    result = run(mpirun(2, sys.executable, str(script), way, str(status)), 90, {"CPUDIST_RUNS": str(runs)})
     assert result.returncode == status, result.output
     assert ("failed: exit status 3; ending the job\n" in result.stderr) == (status > 0), result.output
+    assert "Exception in thread" not in result.stderr, result.output
     (record,) = runs.glob("*/cpudist.json")
     assert json.loads(record.read_text())["exit"] == exit
 

@@ -127,6 +127,17 @@ def test_a_killed_rank_ends_the_others_and_is_named(killed: int, tmp_path: Path)
     assert re.fullmatch(rf"cpudist: rank {killed} {HERE}; ending the job\n", output), output
 
 
+def test_a_rank_that_left_its_groups_is_named_instead_of_the_one_whose_call_fails() -> None:
+    def script() -> None:
+        rank = begin().world.rank
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group() if rank == 1 else dist.all_reduce(torch.ones(1))
+
+    (status, output), _ = fork_ranks(script)
+    said = r"\ncpudist: rank 1 \(\S+\) makes no calls any more; it was at the end of its script.*; ending the job\n$"
+    assert (status, bool(re.search(said, output))) == (1, True), output
+
+
 def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_first() -> None:
     """As a launcher kills it, which ends all ranks of a host at once: the store has the last word."""
 

@@ -1,6 +1,7 @@
 """The heartbeat outlives its functions and the store; watches of one process, on one store, wait for each other."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -96,7 +97,10 @@ def test_no_heartbeat_replaces_the_status_at_the_end(server: StoreProcess, monke
         assert not poll(at_end, 0.5), "it waits for the heartbeat"
         go_on.set()
         assert poll(at_end, 20)
+        stop = other.stop
+        monkeypatch.setattr(other, "stop", lambda: (time.sleep(0.5), stop()))
         host.finish()
+        assert host._store.check(["left/1"]), "the rank that serves the store leaves last"
         end.result(20)
     assert published(host._store, 2)[1].at_end
     for one in (host, other):
@@ -141,5 +145,6 @@ def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: py
     monkeypatch.setattr(Connection, "_ask", count)
     assert poll(lambda: asked.count(Code.CHECK) == 4, 20)
     one.close()
+    assert one.claim(), "a rank without a store, which cannot agree with the others, reports its failure"
     first = asked.index(Code.CHECK)
     assert asked[first : first + 12] == 3 * [Code.CHECK, Code.SET, Code.REPORT_ON_DISCONNECT, Code.WAIT_ANY]

@@ -13,7 +13,7 @@ import jobs
 import pytest
 import torch
 
-from cpudist import compiler, rank_process
+from cpudist import compiler
 from cpudist.backends.ccl import ccl_group, compilation, extension, register, toolchain
 from cpudist.backends.ccl.compilation import MODULE, MODULE_WITHOUT_ONECCL, SOURCES
 from cpudist.compiler import Library
@@ -42,7 +42,7 @@ def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: 
     assert extension.transport() == "ofi"
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
     assert extension.transport() == "mpi", "what the user has set stays"
-    monkeypatch.setattr(rank_process, "started_by_rank", lambda: True)
+    monkeypatch.setattr(extension.rank_or_child, "started_by_rank", lambda: True)
     assert extension.transport() == "ofi", "a rank's child is not that rank"
     monkeypatch.undo()
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "ofi")
