@@ -21,7 +21,7 @@ from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist import backends
-    from cpudist.api import batches, init, log, mean, shutdown, step, wrap
+    from cpudist.api import batches, init, log, mean, shares, shutdown, step, wrap
     from cpudist.checkpoints.files import load, save
     from cpudist.checkpoints.series import Checkpoints
     from cpudist.notebook import notebook_launcher
@@ -44,13 +44,14 @@ __all__ = [
     "optimize",
     "save",
     "scaler",
+    "shares",
     "shutdown",
     "step",
     "wrap",
 ]
 
 _NAMES = {
-    "cpudist.api": ("batches", "init", "log", "mean", "shutdown", "step", "wrap"),
+    "cpudist.api": ("batches", "init", "log", "mean", "shares", "shutdown", "step", "wrap"),
     "cpudist.checkpoints.files": ("load", "save"),
     "cpudist.checkpoints.series": ("Checkpoints",),
     "cpudist.notebook": ("notebook_launcher",),

@@ -5,7 +5,7 @@ backends.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import replace
 from numbers import Real
 from operator import index
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cpudist import backends, huggingface, launchers
+from cpudist.balance.sampler import SharesSampler
 from cpudist.console import show_lines_at_once
 from cpudist.errors import UserError
 from cpudist.job import script_groups
@@ -40,6 +41,7 @@ def init(
     resume: Literal["auto", "never"] | None = None,
     async_checkpoint: bool | None = None,
     stall: float | None = None,
+    balance: bool | None = None,
     **options: Any,
 ) -> World:
     """Join the job that the launcher has started, and make its default process group.
@@ -51,7 +53,8 @@ def init(
     A rank that its launcher has not pinned moves to its share of the node's cores and adapts its number of threads,
     unless the script, OMP_NUM_THREADS or OMP_PROC_BIND sets them (docs/placement.md); `shutdown` undoes that.
     Calling it again, or under ``cpudist-train``, returns the job's world; `timeout`, `compress`, `resume`,
-    `async_checkpoint` and `stall` then apply if the job was given none, and one line names options that come too late.
+    `async_checkpoint`, `stall` and `balance` then apply if the job was given none, and one line names options that come
+    too late.
     After `shutdown` it starts a new job, with any backend.
 
     Args:
@@ -68,6 +71,8 @@ def init(
         async_checkpoint: Trainer continues once a checkpoint is copied in memory, while a thread writes the copy.
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.
+        balance: let each rank's share of a step follow its speed: Trainer's, and those of `shares`
+            (docs/unequal-hosts.md).
         options: the backend's own options, listed by ``cpudist-train --help``: ``--show-sharding`` there is
             ``show_sharding=True`` here. Options of another backend have no effect except a printed line.
 
@@ -202,6 +207,38 @@ def batches(loader: Iterable[Any]) -> Iterable[Any]:
         [16, 16, 8]
     """
     return require().backend.devices.batches(loader)
+
+
+def shares(
+    dataset: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+) -> SharesSampler:
+    """Return this rank's batches, for the argument `batch_sampler` of a DataLoader; shares may be unequal.
+
+    The ranks together get the batches that `DistributedSampler` gives them, but no sample twice. The models that `wrap`
+    returns weigh the gradients of unequal batches, so that they are those of one process. The loss must be a mean over
+    the samples of the batch. With ``--balance``, shares follow the ranks' speeds.
+
+    Args:
+        dataset: the data, of which only the length is used.
+        batch_size: the batch of a rank where all ranks have equal shares.
+        shuffle, seed: whether the order changes with each epoch (`set_epoch`), and the seed of all orders.
+        drop_last: whether to leave out the last batch of an epoch if it has fewer samples.
+
+    Returns:
+        The sampler, with `set_epoch`, `state_dict` and `load_state_dict`: it goes on where the loop was, on any number
+        of ranks.
+
+    Raises:
+        UserError: there is no running job.
+
+    Examples:
+        >>> data = torch.ones(40, 8)
+        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=cpudist.shares(data, batch_size=16))
+        >>> [len(batch) for batch in loader]
+        [16, 16, 8]
+    """
+    size = checked("batch_size", batch_size, index)
+    return SharesSampler(require().balance, dataset, size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
 
 def mean(tensor: torch.Tensor | float) -> torch.Tensor:

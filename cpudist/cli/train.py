@@ -105,13 +105,19 @@ def _parser() -> Parser:
     )
     parser.unknown_option_hint = "the launcher starts the ranks, as in: cpudist run --nproc 2 train.py"
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
-    names = ", ".join(backends.names())
-    which = f"auto (default: ccl where it loads, otherwise gloo), {names}; a named one never falls back"
-    parser.add_argument("--backend", default="auto", metavar="NAME", help=which)
-    what = (
-        "bound on every collective and on the start (default 300); preparing large data, or saving a large checkpoint, "
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        metavar="NAME",
+        help=f"auto (default: ccl where it loads, otherwise gloo), {', '.join(backends.names())}; a named one never "
+        "falls back",
     )
-    parser.add_argument("--timeout", metavar="SECONDS", help=f"{what}may need more")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        help="bound on every collective and on the start (default 300); preparing large data, or saving a "
+        "large checkpoint, may need more",
+    )
     where = "where rank 0 writes the run record, JSON (default: the output folder of a Trainer, or runs/NAME)"
     parser.add_argument("--record", type=Path, metavar="FILE", help=where)
     what = "write the output of each rank to DIR/rank-N.log, too"
@@ -124,25 +130,39 @@ def _parser() -> Parser:
     parser.add_argument("--steps", type=steps, metavar="A:B", help=which)
     what = "leave affinity, threads, memory and libraries alone"
     parser.add_argument("--no-pin", dest="pin", action="store_false", help=what)
-    which = "network interface of the rendezvous and of all messages, such as eth0"
-    parser.add_argument("--interface", metavar="NAME", help=which)
-    how = "how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; auto "
-    auto = "(default of --use_ipex) measures, and takes none or bf16; `cpudist docs slow-networks` says what each costs"
-    parser.add_argument("--compress", metavar="SCHEME", help=how + auto)
+    parser.add_argument(
+        "--interface", metavar="NAME", help="network interface of the rendezvous and of all messages, such as eth0"
+    )
+    parser.add_argument(
+        "--compress",
+        metavar="SCHEME",
+        help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
+        "auto (default of --use_ipex) measures, and takes none or bf16; `cpudist docs slow-networks` says "
+        "what each costs",
+    )
     what = "on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)"
     parser.add_argument("--checkpoint-on-signal", action="store_true", help=what)
-    what = (
-        "a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy; all are complete when "
+    parser.add_argument(
+        "--async-checkpoint",
+        action="store_true",
+        default=None,
+        help="a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy; all are complete "
+        "when the training ends",
     )
-    parser.add_argument("--async-checkpoint", action="store_true", default=None, help=f"{what}the training ends")
-    auto = "auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
-    never = "script names one; never: it starts at its first step again"
-    parser.add_argument("--resume", choices=RESUME, help=auto + never)
-    what = (
-        "end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so long, "
+    parser.add_argument(
+        "--resume",
+        choices=RESUME,
+        help="auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
+        "script names one; never: it starts at its first step again",
     )
-    since = "from the first step on (default: never); longer than saving or evaluating takes"
-    parser.add_argument("--stall", metavar="SECONDS", help=what + since)
+    parser.add_argument(
+        "--stall",
+        metavar="SECONDS",
+        help="end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so "
+        "long, from the first step on (default: never); longer than saving or evaluating takes",
+    )
+    what = "let each rank's share of a step follow its speed, on unequal hosts; the model stays the same"
+    parser.add_argument("--balance", action="store_true", default=None, help=what)
     for name, backend in backends.plugins().items():
         _add_options(parser.add_argument_group(f"with --backend {name}"), name, backend)
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")

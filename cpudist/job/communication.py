@@ -24,10 +24,15 @@ class Communication:
     Attributes:
         world: this rank's place among the others.
         compression: the default scheme of the job's models (`--compress`); None if the user has set none.
+
+    Args:
+        wrapped: called with each model that DDP has wrapped.
     """
 
-    def __init__(self, backend: Backend, world: World, record: RunRecord) -> None:
-        self._backend, self._record = backend, record
+    def __init__(
+        self, backend: Backend, world: World, record: RunRecord, wrapped: Callable[[torch.nn.Module], None]
+    ) -> None:
+        self._backend, self._record, self._wrapped = backend, record, wrapped
         self.world = world
         self.compression: str | None = None
         self._wraps = False  # `wrap` is under way
@@ -85,6 +90,7 @@ class Communication:
                 given.setdefault("bucket_cap_mb", self._backend.ddp_options().get("bucket_cap_mb"))
 
         def after(model: torch.nn.Module) -> None:
+            self._wrapped(model)
             if not self._wraps:
                 self._compress(model, None)
 

@@ -16,6 +16,8 @@ import torch
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.backends.options import with_defaults
+from cpudist.balance.agreed import Balance
+from cpudist.balance.sampler import follow_loaders
 from cpudist.console import option, say
 from cpudist.errors import UserError
 from cpudist.job import communication
@@ -59,6 +61,7 @@ class Job:
         store: the key-value store that all ranks share.
         heartbeat: the thread of this rank that calls functions at regular intervals.
         counter: the steps and batches of this rank.
+        balance: the shares of all ranks.
         observers: calls the observers of the job on this rank.
         record: the run record, which rank 0 writes.
         changes: the job's changes of the environment and of other packages; `close` undoes them.
@@ -94,9 +97,12 @@ class Job:
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.counter = StepCounter(self.changes)
+        self.balance = Balance(self.world.rank, self.world.size, self.store, self.counter)
+        self.balance.follows_speeds = bool(options.balance)
+        follow_loaders(self.balance, self.counter)
         self.statuses = context.statuses
         self.record = RunRecord(self)
-        self.communication = communication.Communication(backend, self.world, self.record)
+        self.communication = communication.Communication(backend, self.world, self.record, self.balance.add_model)
         apply(communication.PATCHES, self.communication, self.changes)
         if options.compress is not None:
             self.communication.set_compression(options.compress, options.written("compress"))
@@ -211,6 +217,7 @@ class Job:
         if options.stall is not None and self.options.stall is None:
             self._end_when_stalled(options.stall)
         self.options = self.options.filled_from(options)
+        self.balance.follows_speeds = bool(self.options.balance)
 
     def check_backend(self, name: str | None, *, joins: bool = True) -> str:
         """Return the job's backend for a script that asks for the backend `name` (None: any).

@@ -15,7 +15,7 @@ from cpudist.waiting import check_timeout
 RESUME = ("auto", "never")
 
 # A running job takes these options from a script's own `cpudist.init` if the user has not set them (None).
-_LATE = ("timeout", "compress", "resume", "async_checkpoint", "stall")
+_LATE = ("timeout", "compress", "resume", "async_checkpoint", "stall", "balance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class JobOptions:
             given.
         async_checkpoint: whether Trainer's checkpoints are written in the background; None: not given.
         stall: end the job after so many seconds without a sign of life; None: never.
+        balance: whether the ranks' shares of a step follow their speeds; None: not given.
         checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
         record: the file of the run record; None: not given.
         target: the program that cpudist-train runs.
@@ -53,6 +54,7 @@ class JobOptions:
     resume: Literal["auto", "never"] | None = None
     async_checkpoint: bool | None = None
     stall: float | None = None
+    balance: bool | None = None
     checkpoint_on_signal: bool = False
     record: Path | None = None
     target: str | None = None

@@ -41,6 +41,7 @@ def notebook_launcher(
     resume: Literal["auto", "never"] | None = None,
     async_checkpoint: bool | None = None,
     stall: float | None = None,
+    balance: bool | None = None,
     record: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Any:
@@ -71,7 +72,7 @@ def notebook_launcher(
         backend: as for `cpudist.init`.
         timeout: bound on the start and on every collective, in seconds; 300 by default.
         master_port: another name of `use_port`.
-        interface, compress, resume, async_checkpoint, stall: as for `cpudist.init`.
+        interface, compress, resume, async_checkpoint, stall, balance: as for `cpudist.init`.
         record: the file of the run record, which rank 0 writes.
         options: the backend's own options, as for `cpudist.init`.
 

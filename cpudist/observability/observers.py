@@ -22,6 +22,7 @@ from cpudist.store import Connection, StoreLost
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from cpudist.balance.agreed import Balance
     from cpudist.supervision.rank_status import RankStatus
     from cpudist.supervision.step_counter import StepCounter
     from cpudist.world import RankInfo, World
@@ -34,6 +35,7 @@ class ObservedJob(Protocol):
     members: list[RankInfo]
     restarts: int
     backend: Backend
+    balance: Balance
     counter: StepCounter
     store: Store
 

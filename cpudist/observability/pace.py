@@ -13,7 +13,7 @@ import torch
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.record import RunRecord
 from cpudist.supervision.rank_status import Pace
-from cpudist.topology.machine import clock_of
+from cpudist.topology.machine import clock_of, this_machine
 
 
 class PaceMeter(Observer):
@@ -23,12 +23,13 @@ class PaceMeter(Observer):
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
-        self._newest_step: tuple[int, float | None, float | None] = 0, None, None
+        self._newest_step: tuple[int, float | None, float | None, int] = 0, None, None, 0
         self._known = {"host": job.world.hosts[job.world.node_rank], "restarts": job.restarts}
 
     def step(self, optimizer: Any) -> None:
         """Note when the step has ended: paces of ranks that step together are compared at these moments."""
-        self._newest_step = self._job.counter.steps, time.monotonic(), self._job.backend.communication_seconds()
+        waited = self._job.backend.communication_seconds()
+        self._newest_step = self._job.counter.steps, time.monotonic(), waited, self._job.balance.computed
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of this rank for `cpudist top`."""
@@ -38,7 +39,8 @@ class PaceMeter(Observer):
     def read(self, *, at_end: bool = False) -> Pace | None:
         """Return this rank's pace, or None after an error; any thread may call this."""
         used, backend = resource.getrusage(resource.RUSAGE_SELF), self._job.backend
-        steps, step_at, step_waited = self._newest_step
+        steps, step_at, step_waited, samples = self._newest_step
+        memory = psutil.Process().memory_info().rss
         return Pace(
             steps,
             time.monotonic(),
@@ -46,7 +48,7 @@ class PaceMeter(Observer):
             backend.communicated_bytes(),
             self._job.counter.loading,
             used.ru_utime + used.ru_stime,
-            psutil.Process().memory_info().rss,
+            memory,
             _run_queue_delay(),
             used.ru_minflt + used.ru_majflt,
             clock_of(min(os.sched_getaffinity(0))),
@@ -54,7 +56,15 @@ class PaceMeter(Observer):
             self._record.training.communication_share() if at_end else None,
             step_at,
             step_waited,
+            samples,
+            self._available(memory) if self._job.balance.follows_speeds else 0,
         )
+
+    def _available(self, memory: int) -> int:
+        """Return this rank's part of the free memory of its node, given its own memory."""
+        ranks, limit = self._job.world.local_size, this_machine().limits.memory
+        free = int(psutil.virtual_memory().available)
+        return max(free if limit is None else min(free, limit - ranks * memory), 0) // ranks
 
 
 def _run_queue_delay() -> float | None:

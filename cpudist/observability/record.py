@@ -49,6 +49,7 @@ class RunRecord(Observer):
         network: the address of rank 0's host at which the ranks found the store, and its network interface.
         waiting: the communication wait and straggler delay of each rank; see `rank_table.waiting`.
         checkpoint: the newest saved checkpoint.
+        shares: on rank 0 the newest shares of the ranks by speed, and their step; None: the shares are equal.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
         stragglers: on rank 0 the reported ranks, and the line of code in which each of them was most often seen.
     """
@@ -67,6 +68,7 @@ class RunRecord(Observer):
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
         self.checkpoint: str | None = None
+        self.shares: dict[str, Any] | None = None
         self.compared: dict[str, float] = {}
         self.stragglers: dict[int, str] = {}
         self._job = job
@@ -237,6 +239,7 @@ class RunRecord(Observer):
             "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},
             "losses": [_rounded(loss) for loss in training.losses[:: len(losses) // _LOSSES + 1]],
             "waiting": self.waiting or None,
+            "shares": self.shares,
             "restarts": self._job.restarts,
             "checkpoint": self.checkpoint,
             "attempts": [[training.first, training.steps]],

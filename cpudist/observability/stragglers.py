@@ -2,20 +2,11 @@
 
 Rank 0 compares the paces that all ranks publish. Since ranks step together, a slow rank is the one that waits least for
 communication. Its excess is the extra wait of the others divided by the step time without it: 5 if it is six times as
-slow, negative if it waits longer than they do. The test is sequential, so that a larger excess takes fewer steps (Page,
-"Continuous inspection schemes", 1954): a rank's score grows by excess / (2 * noise) - ln 2 in each observation, does
-not fall below 0, and is reported at `_LIMIT`.
-
-False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, and independent
-between observations, the mean of exp(growth) is at most 1, and a rank is reported less than once in e**_LIMIT
-observations (Lorden, "Procedures for reacting to a change in distribution", 1971): in 9 days of steps of 0.25 s. Delays
-of a machine last longer than short steps, so observations are at least 0.25 s apart. An observation raises a score by
-`_MOST`, and a reading by twice as much: a few long steps, such as those that save a checkpoint, are not enough.
+slow, negative if it waits longer than they do. It is reported where the sequential test of balance/balancer.py ends.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import Counter, defaultdict, deque
@@ -23,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpudist.balance.balancer import LIMIT, Balancer, grown
 from cpudist.console import say
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.store import Connection
@@ -31,11 +23,9 @@ from cpudist.supervision.rank_status import Pace, RankStatus, published
 if TYPE_CHECKING:
     from cpudist.observability.record import RunRecord
 
-_LIMIT, _MOST = 15.0, 2.5
 # Noise if the figures show a cause, and if they do not: equal virtual machines are slow in turn. 15 % are then reported
 # after 40 steps and 10 s, or after 120 steps and 30 s.
 _NOISE, _UNEXPLAINED_NOISE = 0.07, 0.09
-_OBSERVATION_SECONDS = 0.25
 _BUSY_STEPS, _BUSY_SECONDS = 40, 10.0  # Other programs that take a rank's cores for a shorter time are not reported.
 _FIRST_STEPS = 2  # The first steps are not compared: ranks compile, allocate and read their first data.
 _SECONDS_PER_RANK = 0.01  # Sampling interval; rank 0 needs about 20 µs for each rank.
@@ -66,6 +56,7 @@ class Stragglers(Observer):
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
         self._names = [f"rank {rank} ({member.host})" for rank, member in enumerate(job.members)]
+        self._balancer = Balancer(job.balance, [member.host for member in job.members])
         self._readings: deque[Paces] = deque(maxlen=_READINGS)
         self._scores: dict[float, dict[int, _Score]] = {_NOISE: {}, _UNEXPLAINED_NOISE: {}}  # by noise, by rank
         self._lines: defaultdict[int, Counter[str]] = defaultdict(Counter)  # lines of code of the slowest ranks
@@ -95,18 +86,17 @@ class Stragglers(Observer):
         if steps < 1:
             return
         self._readings.append(paces)
+        self._record.shares = self._balancer.compare(before, paces) or self._record.shares
         rates = _rates(before, paces)
         slowest = _slowest(rates)
         self._note(slowest, statuses[slowest])
-        observations = min(steps, rates[slowest].seconds / _OBSERVATION_SECONDS)
         for noise, scores in self._scores.items():
             for rank in {slowest, *scores}:
                 score = scores.setdefault(rank, _Score(before))
-                growth = max(-_MOST, min(_excess(rates, rank) / (2 * noise) - math.log(2), _MOST))
-                score.value += min(observations * growth, 2 * _MOST)
+                score.value = grown(score.value, _excess(rates, rank), noise, steps, rates[slowest].seconds)
                 if score.value <= 0:
                     del scores[rank]
-            if slowest in scores and scores[slowest].value >= _LIMIT and slowest not in self._record.stragglers:
+            if slowest in scores and scores[slowest].value >= LIMIT and slowest not in self._record.stragglers:
                 self._report(slowest, _rates(scores[slowest].begin, paces), explained=noise == _NOISE)
 
     def _note(self, slowest: int, status: RankStatus) -> None:

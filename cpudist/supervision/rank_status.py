@@ -44,6 +44,8 @@ class Pace:
         threads: computing threads.
         communication_share: communication wait as a share of the training time, set at its end; None: unknown.
         step_at, step_waited: `at` and `waited` at the end of the newest step; None: no step or not measured.
+        samples: samples computed until then in shares; 0: not counted.
+        available: free memory in bytes, if shares follow the ranks' speeds.
     """
 
     steps: int
@@ -60,6 +62,8 @@ class Pace:
     communication_share: float | None = None
     step_at: float | None = None
     step_waited: float | None = None
+    samples: int = 0
+    available: int = 0
 
 
 @dataclass(frozen=True)

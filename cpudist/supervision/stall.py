@@ -142,6 +142,7 @@ class Stall:
             asked = [rank for rank in silent if store.add(_ASKED.format(rank=rank), 1) == 1]
             store.set({_SHOWN.format(rank=rank): b"1" for rank in self.show_others(asked)})
         elif self._reports and (self._show_seconds < 0 or not missing):
+            self._reports = False
             for sentence in self.explain():
                 say(sentence)
             store.set({REPORTED: b"1"})

@@ -19,12 +19,14 @@ class StepCounter:
         batches: the batches so far.
         loading: seconds that this rank has waited for batches.
         after_step: functions that get the optimizer after each step; they must not raise.
+        after_batch: functions that get a data loader's iterator after each of its batches.
     """
 
     def __init__(self, changes: Changes) -> None:
         self.steps = self.batches = 0
         self.loading = 0.0
         self.after_step: list[Callable[[Any], object]] = []
+        self.after_batch: list[Callable[[Any], object]] = []
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         apply(PATCHES, self, changes)
 
@@ -40,6 +42,8 @@ class StepCounter:
             batch = original(iterator)
             self.loading += time.perf_counter() - begin
             self.batches += 1
+            for call in self.after_batch:
+                call(iterator)
             return batch
 
         return next_batch

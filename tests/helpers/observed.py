@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpudist.backends.gloo import GlooBackend
+from cpudist.balance.agreed import Balance
 from cpudist.patching.undo import Changes
 from cpudist.supervision.rank_status import RankStatus
 from cpudist.supervision.step_counter import StepCounter
@@ -50,6 +51,7 @@ class Observed:
 
     def __post_init__(self) -> None:
         self.counter = StepCounter(self.changes)
+        self.balance = Balance(self.world.rank, max(len(self.members), 1), self.store, self.counter)
 
     def statuses(self) -> dict[int, RankStatus]:
         return self.ranks

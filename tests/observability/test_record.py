@@ -48,7 +48,7 @@ def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyP
     assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
     assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
     unknown = ("transport", "dtype", "gradients", "gradient_times", "steps", "samples_per_second")
-    unknown += ("tokens_per_second", "communication_share", "waiting", "checkpoint")
+    unknown += ("tokens_per_second", "communication_share", "waiting", "shares", "checkpoint")
     alone = {"launcher": "single", "corrected_variables": [], "hosts": ["here"], "world_size": 1, "backend": "gloo"}
     assert fields == {
         **dict.fromkeys(unknown),

@@ -1,0 +1,182 @@
+"""The shares that all ranks of a job have agreed on, and the weights of unequal batches in the average of gradients.
+
+DDP averages the gradients of the ranks, each the mean over a rank's own batch. With n of N samples on one of W ranks,
+its gradient needs the weight W n / N. Weights are applied to the gradients of the model's outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from torch.nn.parallel.distributed import _find_tensors
+from torch.utils._pytree import tree_map_only
+
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from cpudist.supervision.step_counter import StepCounter
+
+_PERIOD = 10  # Shares may change every 10 batches.
+_KEPT = 100  # After so many periods every rank has read an agreement, however far its loader is ahead.
+_CHOSEN = "balance/chosen"
+
+
+@dataclass
+class Batch:
+    """A batch of this rank: the number of its samples, and its weight in the average of all ranks.
+
+    Attributes:
+        taken_at: the number of optimizer steps when the loop took it.
+        weighted: whether a model has applied the weight.
+    """
+
+    samples: int
+    weight: float
+    taken_at: int = 0
+    weighted: bool = False
+
+
+class Balance:
+    """The shares of a job's ranks. Every rank has one; rank 0 chooses.
+
+    Attributes:
+        rank, ranks: this rank, and the number of all.
+        follows_speeds: whether shares follow the ranks' speeds (`--balance`); otherwise they stay as they are.
+        chosen: on rank 0 the newest shares, in any unit; samplers get them later, all ranks at the same batch.
+        per_step: samples of all ranks in a step, or in a batch of a loop of one's own; 0: not known yet.
+        least: the smallest share of a step.
+        computed: samples that this rank has computed.
+    """
+
+    def __init__(self, rank: int, ranks: int, store: Store, counter: StepCounter) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.follows_speeds = False
+        self.chosen: tuple[float, ...] = (1.0,) * ranks
+        self.per_step, self.least, self.computed = 0, 1, 0
+        self._store, self._counter = store, counter
+        self._agreed: dict[str, tuple[float, ...]] = {}
+        self._models: WeakSet[torch.nn.Module] = WeakSet()
+        self._samplers = 0
+        self._batch: Batch | None = None
+        self._other_since = False  # whether the loop has taken a batch of another loader since
+
+    def number_sampler(self) -> str:
+        """Return the name of a new sampler; ranks make their samplers in the same order."""
+        self._samplers += 1
+        for model in self._models if self._samplers == 1 else ():
+            self._apply_weights(model)
+        return str(self._samplers)
+
+    def agreed(self, sampler: str, number: int) -> tuple[float, ...]:
+        """Return the shares for batch `number` of a sampler; every rank asks for all batches, in their order.
+
+        The first rank in a period fixes its shares: the newest ones that rank 0 has published. So no rank waits for
+        another one, although loaders take batches ahead.
+        """
+        period, later = divmod(number, _PERIOD)
+        if not later and self.follows_speeds and self.ranks > 1:
+            key = f"balance/{sampler}/{{}}"
+            if self.rank == 0:
+                self._store.set(_CHOSEN, json.dumps(self.chosen))
+                self._store.delete_key(key.format(period - _KEPT))
+            newest = self._store.get(_CHOSEN).decode() if self._store.check([_CHOSEN]) else json.dumps(self.chosen)
+            self._agreed[sampler] = tuple(json.loads(self._store.compare_set(key.format(period), "", newest)))
+        return self._agreed.setdefault(sampler, self.chosen)
+
+    def take(self, batch: Batch) -> None:
+        """Note that the loop has taken `batch`; its weight holds for forward passes until it takes the next one.
+
+        Raises:
+            UserError: a step was made with the last batch, and no model has applied its weight.
+        """
+        last = self._batch
+        if last and last.weight != 1 and not last.weighted and self._counter.steps > last.taken_at:
+            raise UserError(
+                f"a step was made with a batch of {last.samples} samples, unequal to other ranks', without its weight; "
+                "wrap the model by cpudist.wrap and call the wrapped one"
+            )
+        batch.taken_at = self._counter.steps
+        self._batch, self._other_since = batch, False
+
+    def take_other(self) -> None:
+        """Note that the loop has taken a batch of a loader with equal shares."""
+        self._other_since = True
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Apply the weights of batches to the gradients of `model`, once there is a sampler."""
+        if self.ranks > 1:
+            self._models.add(model)
+            if self._samplers:
+                self._apply_weights(model)
+
+    def _apply_weights(self, model: torch.nn.Module) -> None:
+        def weigh(_: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+            trains = model.training and torch.is_grad_enabled()
+            weight = self._weight(_tensors([args, kwargs])) if trains else 1.0
+            return outputs if weight == 1 else _weighted(outputs, weight)
+
+        model.register_forward_hook(torch.compiler.disable(weigh), with_kwargs=True)  # type: ignore[no-untyped-call]
+
+    def _weight(self, inputs: Iterable[torch.Tensor]) -> float:
+        """Return the weight of the batch in a model's inputs.
+
+        A loop that takes batches ahead of their use is refused on at least one rank, as soon as two batches differ in
+        the number of samples; then no rank makes the step.
+        """
+        batch, shapes = self._batch, [tuple(tensor.shape) for tensor in inputs if tensor.dim()]
+        if batch is None:
+            if self._other_since or not self._agreed:
+                return 1.0
+            raise UserError("cpudist.shares is for a torch DataLoader, as in DataLoader(data, batch_sampler=shares)")
+        matches = not shapes or any(batch.samples in shape[:2] for shape in shapes)
+        if self._other_since and (not matches or batch.weight == 1):
+            return 1.0
+        if self._other_since or not matches:
+            got = "tensors of " + ", ".join(map(str, shapes[:2])) if shapes else "no tensor"
+            raise UserError(
+                f"the model gets {got}, and the newest batch of cpudist.shares has {batch.samples} samples: its weight "
+                "is not known; take all batches from that loader, each when it is computed"
+            )
+        self.computed += 0 if batch.weighted else batch.samples
+        batch.weighted = True
+        return batch.weight
+
+
+def _weighted(outputs: Any, weight: float) -> Any:
+    """Return the outputs of a model; gradients that flow back through them are multiplied by `weight`."""
+    found: list[torch.Tensor] = []
+
+    def apply(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return _Weighted.apply(tensor, weight) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
+
+    weighted = tree_map_only(torch.Tensor, apply, outputs)
+    if not any(tensor.requires_grad for tensor in found) or len(_tensors(outputs)) > len(found):
+        raise UserError(
+            f"unequal batches cannot be weighted in outputs of the type {type(outputs).__name__}; "
+            "let the model return tensors, in tuples, lists or dicts"
+        )
+    return weighted
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Return the tensors that DDP finds in a model's inputs or outputs."""
+    return list(_find_tensors(values))  # type: ignore[no-untyped-call]
+
+
+class _Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, weight: float) -> torch.Tensor:
+        ctx.weight = weight
+        return tensor.detach()  # a view would forbid operations in place
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.weight, None

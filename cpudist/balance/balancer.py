@@ -1,0 +1,123 @@
+"""Choose new shares on rank 0 where the ranks' speeds have changed for good.
+
+A rank's speed is the number of its samples, divided by the time that it has not waited for communication. The excess of
+the present shares is the time that they take more than the best whole shares, divided by the time of these.
+
+The test is sequential, so that a larger excess takes fewer steps (Page, "Continuous inspection schemes", 1954): a score
+grows by excess / (2 * noise) - ln 2 in each observation, does not fall below 0, and ends the test at `LIMIT`.
+
+False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, and independent
+between observations, the mean of exp(growth) is at most 1, and the test ends less than once in e**LIMIT observations
+(Lorden, "Procedures for reacting to a change in distribution", 1971): in 9 days of steps of 0.25 s. Delays of a machine
+last longer than short steps, so observations are at least 0.25 s apart. An observation raises a score by `_MOST`, and a
+reading by twice as much: a few long steps, such as those that save a checkpoint, are not enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cpudist.balance.agreed import Balance
+from cpudist.balance.division import divide, seconds
+from cpudist.console import say
+from cpudist.supervision.rank_status import Pace
+
+LIMIT, _MOST = 15.0, 2.5
+_NOISE = 0.07
+_OBSERVATION_SECONDS = 0.25
+_PAUSE = 100  # Fewest steps between two changes.
+_GAIN = 0.05  # Smallest share of a step's time that is worth new shares.
+_TOLD = 8  # The shares of so many ranks are told one by one.
+_UNSEEN = 30  # Steps without a batch of `cpudist.shares` after which the loop is told.
+
+Paces = Mapping[int, Pace]
+
+
+def grown(score: float, excess: float, noise: float, steps: int, elapsed: float) -> float:
+    """Return the score of a sequential test after a reading of `steps` steps in `elapsed` seconds."""
+    growth = max(-_MOST, min(excess / (2 * noise) - math.log(2), _MOST))
+    return score + min(min(steps, elapsed / _OBSERVATION_SECONDS) * growth, 2 * _MOST)
+
+
+class Balancer:
+    """Chooses the shares of `balance` from the paces of all ranks; used on rank 0.
+
+    Args:
+        hosts: the host of each rank.
+    """
+
+    def __init__(self, balance: Balance, hosts: Sequence[str]) -> None:
+        self._balance = balance
+        alone = len(set(hosts)) == len(hosts)
+        self._names = [host if alone else f"rank {rank}" for rank, host in enumerate(hosts)]
+        self._score, self._changed_at = 0.0, -_PAUSE
+        self._begin: Paces | None = None  # when the score began to grow
+        self._largest: tuple[int, ...] = ()
+        self._warned = False
+
+    def compare(self, before: Paces, now: Paces) -> dict[str, Any] | None:
+        """Return the new shares for the run record if they change, given two readings of all ranks' paces."""
+        balance = self._balance
+        if not balance.follows_speeds:
+            return None
+        speeds = _speeds(before, now)
+        if speeds is None:
+            self._warn(now[0].steps)
+            return None
+        shares = divide(balance.per_step, balance.chosen, balance.least)
+        self._largest = tuple(map(max, shares, self._largest or shares))
+        best = self._best(speeds, now)
+        steps = min(pace.steps - before[rank].steps for rank, pace in now.items())
+        excess = seconds(shares, speeds) / seconds(best, speeds) - 1
+        elapsed = now[0].at - before[0].at
+        if self._begin is None:
+            self._begin = before
+        self._score = grown(self._score, excess, _NOISE, steps, elapsed)
+        if self._score <= 0:
+            self._score, self._begin = 0.0, None
+        elif self._score >= LIMIT and now[0].steps >= self._changed_at + _PAUSE:
+            begin, self._score, self._begin = self._begin, 0.0, None
+            return self._change(shares, _speeds(begin, now) or speeds, now)
+        return None
+
+    def _best(self, speeds: tuple[float, ...], now: Paces) -> tuple[int, ...]:
+        """Return the best shares that fit the ranks' memory, if each sample takes its part of all that a rank has."""
+        room = (1 + now[rank].available / max(now[rank].memory, 1) for rank in range(len(speeds)))
+        most = tuple(int(share * times) for share, times in zip(self._largest, room, strict=True))
+        return divide(self._balance.per_step, speeds, self._balance.least, most)
+
+    def _change(self, shares: tuple[int, ...], speeds: tuple[float, ...], now: Paces) -> dict[str, Any] | None:
+        best = self._best(speeds, now)
+        faster = seconds(shares, speeds) / seconds(best, speeds)
+        if faster < 1 + _GAIN:
+            return None
+        self._balance.chosen, self._changed_at = best, now[0].steps
+        slow, fast = (self._names[speeds.index(choose(speeds))] for choose in (min, max))
+        told = ", ".join(map(str, best[:-1])) + f" and {best[-1]}"
+        if len(best) > _TOLD:
+            told = f"{min(best)} to {max(best)}"
+        growth, rank = max((new / old, rank) for rank, (new, old) in enumerate(zip(best, self._largest, strict=True)))
+        grows = f"; {self._names[rank]} has computed {self._largest[rank]} at most so far" if growth > 1 else ""
+        say(
+            f"{slow} computes {min(speeds) / max(speeds):.2f} of {fast}'s samples a second: shares {told} of "
+            f"{sum(best)}; steps {faster:.1f} times as fast{grows}"
+        )
+        return {"step": now[0].steps, "shares": best, "speeds": [float(f"{speed:.4g}") for speed in speeds]}
+
+    def _warn(self, steps: int) -> None:
+        if steps >= _UNSEEN and not self._warned:
+            self._warned = True
+            say("warning: --balance changes nothing here: the loop's batches do not come from cpudist.shares")
+
+
+def _speeds(first: Paces, last: Paces) -> tuple[float, ...] | None:
+    """Return the samples per second of each rank while it computes; None if a rank has computed none."""
+    speeds = []
+    for rank in range(len(last)):
+        one, other = first[rank], last[rank]
+        elapsed = (other.step_at or 0.0) - (one.step_at or 0.0)
+        computing = max(elapsed - (other.step_waited or 0.0) + (one.step_waited or 0.0), 1e-3 * elapsed, 1e-9)
+        speeds.append((other.samples - one.samples) / computing)
+    return tuple(speeds) if min(speeds) > 0 else None

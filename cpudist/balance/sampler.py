@@ -1,0 +1,97 @@
+"""The batches of a rank in loops of one's own: a step has the samples of `DistributedSampler` in shares of any size."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from cpudist.balance.agreed import Balance, Batch
+from cpudist.balance.division import divide
+from cpudist.errors import UserError
+from cpudist.supervision.step_counter import StepCounter
+
+
+class SharesSampler(Sampler[list[int]]):
+    """Yield this rank's part of each batch of all ranks; for the argument `batch_sampler` of a DataLoader.
+
+    A batch of all ranks has the same samples as with `DistributedSampler`, whatever the shares are. At the end of an
+    epoch no sample is repeated: a batch with fewer samples than ranks has fillers of weight 0.
+
+    Args:
+        batch_size: the batch of a rank if all ranks are equal.
+        seed: the same on all ranks.
+        drop_last: whether to leave out the last batch of an epoch if it has fewer samples.
+    """
+
+    def __init__(
+        self, balance: Balance, data: Sized, batch_size: int, *, shuffle: bool, seed: int, drop_last: bool
+    ) -> None:
+        self._balance, self._data = balance, data
+        self._samples = balance.per_step = batch_size * balance.ranks
+        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        self._name = balance.number_sampler()
+        self._yielded = 0  # batches since the job has started
+        self._ahead: deque[Batch] = deque()  # yielded, and not taken by the loop yet
+        self._epoch = self._start = self._taken = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which changes the order of samples; an epoch other than the loaded one begins at its start."""
+        if epoch != self._epoch:
+            self._epoch, self._start, self._taken = epoch, 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position of the loop, and the samples of a batch of all ranks."""
+        return {"epoch": self._epoch, "batch": self._taken, "samples": self._samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at the position of a saved state, with as many samples in a batch, on any number of ranks."""
+        self._epoch, self._start, self._samples = state["epoch"], state["batch"], state["samples"]
+        self._taken, self._balance.per_step = self._start, self._samples
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self._data), self._samples)
+        return whole + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._order()
+        self._taken, self._start = self._start, 0  # the next epoch begins at its start
+        self._ahead.clear()
+        for number in range(self._taken, len(self)):
+            whole = order[number * self._samples : (number + 1) * self._samples]
+            shares = divide(max(len(whole), self._balance.ranks), self._balance.agreed(self._name, self._yielded))
+            self._yielded += 1
+            begin = sum(shares[: self._balance.rank])
+            own = whole[begin : begin + shares[self._balance.rank]]
+            self._ahead.append(Batch(len(own) or 1, self._balance.ranks * len(own) / len(whole)))
+            yield own or order[:1]
+
+    def take(self) -> None:
+        """Note that the loop takes the next batch of those that were yielded."""
+        self._taken += 1
+        self._balance.take(self._ahead.popleft())
+
+    def _order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(len(self._data)))
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)
+        order: list[int] = torch.randperm(len(self._data), generator=generator).tolist()
+        return order
+
+
+def follow_loaders(balance: Balance, counter: StepCounter) -> None:
+    """Tell `balance` of each batch that the loop takes from a DataLoader."""
+
+    def taken(iterator: Any) -> None:
+        sampler = iterator._index_sampler
+        if not isinstance(sampler, SharesSampler):
+            balance.take_other()
+        elif getattr(iterator, "_in_order", True):
+            sampler.take()
+        else:
+            raise UserError("the batches of cpudist.shares must come in their order; leave out in_order=False")
+
+    counter.after_batch.append(taken)
