@@ -50,7 +50,7 @@ class Balance:
         rank, ranks: this rank, and the number of all.
         follows_speeds: whether shares follow the ranks' speeds (`--balance`); otherwise they stay as they are.
         chosen: on rank 0 the newest shares, in any unit; samplers get them later, all ranks at the same batch.
-        per_step: samples of all ranks in a step, or in a batch of a loop of one's own; 0: not known yet.
+        per_step: samples of all ranks in a step, or in the largest batch of a loop of one's own; 0: not known yet.
         least: the smallest share of a step.
         computed: samples that this rank has computed.
     """
@@ -144,7 +144,9 @@ class Balance:
                 f"the model gets {got}, and the newest batch of cpudist.shares has {batch.samples} samples: its weight "
                 "is not known; take all batches from that loader, each when it is computed"
             )
-        self.computed += 0 if batch.weighted else batch.samples
+        if not batch.weighted and batch.weight:
+            self.computed += batch.samples
+            self.per_step = max(self.per_step, round(self.ranks * batch.samples / batch.weight))
         batch.weighted = True
         return batch.weight
 

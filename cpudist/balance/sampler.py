@@ -31,7 +31,7 @@ class SharesSampler(Sampler[list[int]]):
         self, balance: Balance, data: Sized, batch_size: int, *, shuffle: bool, seed: int, drop_last: bool
     ) -> None:
         self._balance, self._data = balance, data
-        self._samples = balance.per_step = batch_size * balance.ranks
+        self._samples = batch_size * balance.ranks
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._name = balance.number_sampler()
         self._yielded = 0  # batches since the job has started
@@ -50,7 +50,7 @@ class SharesSampler(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on at the position of a saved state, with as many samples in a batch, on any number of ranks."""
         self._epoch, self._start, self._samples = state["epoch"], state["batch"], state["samples"]
-        self._taken, self._balance.per_step = self._start, self._samples
+        self._taken = self._start
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self._data), self._samples)

@@ -8,10 +8,11 @@ possible, otherwise in unequal ones (uneven_shares.py).
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cpudist.huggingface import Context
 
 _BY_LENGTH = ("group_by_length", "batch_rebalance")
+_numbers = itertools.count()  # of trainings with unequal shares in this process, the same on all ranks
 
 
 def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
@@ -59,15 +61,34 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
             with replaced(self, get_batch_samples=lambda *args, **kwargs: ([], None)):
                 return original(self, resume_from_checkpoint, *args, **kwargs)
         saved = _saved_geometry(Path(checkpoint)) if checkpoint else None
-        if saved is None or saved.world_size == self.args.world_size:
-            return original(self, resume_from_checkpoint, *args, **kwargs)
-        context.trainings[self] |= asdict(saved)
-        shares = _keep_steps(self, saved, checkpoint)
-        unequal = nullcontext() if shares is None else _sharing(self, shares, context)
-        with _loading_batch_size(module.TrainerState, self._train_batch_size), unequal:
+        balances = _balances(self, context)
+        with ExitStack() as changed:
+            if saved is None or saved.world_size == self.args.world_size:
+                shares = _shares(self, _as_asked_for(self)) if balances else None
+            else:
+                context.trainings[self] |= asdict(saved)
+                shares = _keep_steps(self, saved, checkpoint, balances)
+                changed.enter_context(_loading_batch_size(module.TrainerState, self._train_batch_size))
+            if shares is not None:
+                changed.enter_context(_sharing(self, shares, context))
             return original(self, resume_from_checkpoint, *args, **kwargs)
 
     return train_to_the_end
+
+
+def _balances(trainer: Any, context: Context) -> bool:
+    """Return whether the shares of `trainer` follow the speeds of the ranks."""
+    if not context.job.balance.follows_speeds or trainer.args.world_size == 1:
+        return False
+    why = _why_not_unequal(trainer, _as_asked_for(trainer).samples_per_step)
+    if why is not None and trainer.args.process_index == 0:
+        say(f"warning: --balance changes nothing in this training: {why}")
+    return why is None
+
+
+def _shares(trainer: Any, geometry: BatchGeometry) -> Shares:
+    args = trainer.args
+    return Shares(geometry, args.world_size, trainer._train_batch_size, args.dataloader_drop_last)
 
 
 def _is_finished(checkpoint: Path) -> bool:
@@ -89,8 +110,12 @@ def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
     return BatchGeometry(**{size.name: said.trainer[size.name] for size in fields(BatchGeometry)})
 
 
-def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str) -> Shares | None:
-    """Choose batch size and accumulation so that steps keep their samples; return the shares if they are unequal."""
+def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances: bool) -> Shares | None:
+    """Choose batch size and accumulation so that steps keep their samples; return the shares if they are unequal.
+
+    Args:
+        balances: whether shares follow the ranks' speeds.
+    """
     args, ranks, size = trainer.args, trainer.args.world_size, trainer._train_batch_size
     samples, began, shares = geometry.samples_per_step, geometry.world_size, None
     found = f"{checkpoint} has {samples} samples in a step, as on the {began} ranks that it was begun with"
@@ -100,15 +125,17 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str) -> Share
     asked_for = _as_asked_for(trainer).samples_per_step
     if not more and samples != asked_for:
         size = next(size for size in range(min(size, equal), 0, -1) if equal % size == 0)
-    if more or _leaves_out_others(trainer, geometry, ranks * size):
+    unequal = more or _leaves_out_others(trainer, geometry, ranks * size)
+    if unequal or balances:
         why = _why_not_unequal(trainer, samples)
-        if why is not None:
+        if why is not None and unequal:
             dividing = (number for number in range(1, ranks) if samples % number == 0)
             fitting = max(dividing) if more else began
             raise UserError(f"{found}; {ranks} cannot have equal shares, nor unequal ones: {why}; start {fitting}")
-        shares = Shares(geometry, ranks, trainer._train_batch_size, args.dataloader_drop_last)
-        size = shares.batch_size
-    elif samples == asked_for:
+        if why is None:
+            shares = _shares(trainer, geometry)
+            size = shares.batch_size
+    if shares is None and samples == asked_for:
         return None
     trainer._train_batch_size = args.per_device_train_batch_size = size
     args.gradient_accumulation_steps = equal // size if shares is None else shares.accumulation
@@ -164,35 +191,43 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
     shard: Any = vars(data_loader)["BatchSamplerShard"]
     sampler: SharedSampler | None = None
     epoch: Any = None
-    steps: Iterator[list[float]] = iter(())
+    step = 0
+    balance, number = context.job.balance, f"trainer {next(_numbers)}"
+    balance.per_step, balance.least = shares.geometry.samples_per_step, shares.accumulation
 
     def make_sampler(batch_sampler: Any, **options: Any) -> Any:
         nonlocal sampler
         if not options["even_batches"] or options["split_batches"]:
             return shard(batch_sampler, **options)
-        sampler = SharedSampler(batch_sampler, shares, trainer.args.process_index)
+        agreed = functools.partial(balance.agreed, number)
+        sampler = SharedSampler(batch_sampler, shares, trainer.args.process_index, agreed)
         return sampler
 
     def get_train_dataloader() -> Any:
         with replaced(data_loader, BatchSamplerShard=make_sampler):
             loader = load()
         if sampler is None:
+            ranks, samples, began = shares.ranks, shares.geometry.samples_per_step, shares.geometry.world_size
+            remedy = "leave --balance out" if ranks == began else f"start {began} ranks"
             raise UserError(
-                f"{shares.ranks} ranks cannot have equal shares of {shares.geometry.samples_per_step} samples in a "
-                "step, and this script divides its data in a way of its own: "
-                f"start {shares.geometry.world_size} ranks"
+                f"{ranks} ranks cannot have unequal shares of {samples} samples in a step, since this script divides "
+                f"its data in a way of its own: {remedy}"
             )
         return loader
 
     def get_batch_samples(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal epoch, steps
+        nonlocal epoch, step
         assert sampler is not None
         if epoch_iterator is not epoch:  # the first epoch begins at the checkpoint's step
             resumed = epoch is None and not trainer.args.ignore_data_skip
-            epoch, steps = epoch_iterator, sampler.weights(trainer.state.global_step if resumed else 0)
+            epoch, step = epoch_iterator, trainer.state.global_step if resumed else 0
+        found = collect(epoch_iterator, *args, **kwargs)
         # After a resumed epoch, transformers 4 requests as many extra steps as it has skipped; there are none.
-        context.weights[trainer] = iter(next(steps, []))
-        return collect(epoch_iterator, *args, **kwargs)
+        batches = sampler.take(step) if found[0] else []
+        context.weights[trainer] = iter([weight for _, weight in batches])
+        balance.computed += sum(size for size, _ in batches)
+        step += 1
+        return found
 
     def get_total_train_batch_size(args: Any) -> int:
         return shares.geometry.samples_per_step

@@ -1,15 +1,17 @@
-"""Share the samples of a step as equally as possible among ranks whose number does not divide them.
+"""Share the samples of a step among ranks whose number does not divide them, or whose speeds differ.
 
-A step of 32 samples on 3 ranks is 11 + 11 + 10. A mean over 11 samples needs a larger weight in the step's gradient
-than a mean over 10.
+A step of 32 samples on 3 equal ranks is 11 + 11 + 10. A mean over 11 samples needs a larger weight in the step's
+gradient than a mean over 10.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice, pairwise
 from typing import Any
 
 from torch.utils.data import BatchSampler
+
+from cpudist.balance.division import divide
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Shares:
         self.geometry, self.ranks, self._drop_last = geometry, ranks, drop_last
         samples = geometry.samples_per_step
         self.accumulation = min(-(-samples // (ranks * batch_size)), samples // ranks)
-        self.batch_size = len(self.batches(samples)[0])
+        self.batch_size = len(self.batches(samples, (1.0,) * ranks)[0][0])
 
     def steps(self, samples: int) -> list[int]:
         """Return the number of samples in each step of an epoch; the last one may have fewer."""
@@ -48,49 +50,63 @@ class Shares:
         rest = self.geometry.samples_per_batch * (batches + (more > 0 and not self._drop_last))
         return [self.geometry.samples_per_step] * whole + [max(rest, self.ranks)] * (rest > 0)
 
-    def batches(self, samples: int) -> list[range]:
-        """Divide a step into batches of consecutive samples; batch i is for rank i % ranks."""
-        number = self.ranks * min(self.accumulation, samples // self.ranks)
-        size, larger = divmod(samples, number)
-        ends = accumulate([size + 1] * larger + [size] * (number - larger), initial=0)
-        return [range(start, end) for start, end in pairwise(ends)]
+    def number_of_batches(self, samples: int) -> int:
+        """Return the number of batches in which each rank computes a step."""
+        return min(self.accumulation, samples // self.ranks)
 
-    def weights(self, samples: int, rank: int) -> list[float]:
-        """Return the weight of the mean of each batch of `rank`; 1 if all batches have the same size."""
-        batches = self.batches(samples)
-        return [len(batch) * len(batches) / samples for batch in batches[rank :: self.ranks]]
+    def batches(self, samples: int, speeds: tuple[float, ...]) -> list[list[range]]:
+        """Divide a step by the speeds of the ranks; return the batches of each rank, of consecutive samples."""
+        number = self.number_of_batches(samples)
+        shares = divide(samples, speeds, least=number)
+        sizes = [share // number + (batch < share % number) for share in shares for batch in range(number)]
+        ranges = [range(start, end) for start, end in pairwise(accumulate(sizes, initial=0))]
+        return [ranges[rank * number : (rank + 1) * number] for rank in range(self.ranks)]
 
 
 class SharedSampler(BatchSampler):
     """Yield a rank's batches of `shares`; it replaces accelerate's BatchSamplerShard.
 
-    `batch_sampler.sampler` yields the samples in the same order on every rank. accelerate and Trainer replace it, and
-    call its `set_epoch`.
+    Args:
+        batch_sampler: its `sampler` yields the samples in the same order on every rank. accelerate and Trainer replace
+            that, and call its `set_epoch`.
+        speeds: returns the speeds of all ranks, or their shares, in a step of this training; called in their order.
     """
 
     split_batches = False
     drop_last = False
 
-    def __init__(self, batch_sampler: Any, shares: Shares, rank: int) -> None:
+    def __init__(
+        self, batch_sampler: Any, shares: Shares, rank: int, speeds: Callable[[int], tuple[float, ...]]
+    ) -> None:
         # Like accelerate's BatchSamplerShard, do not call torch's __init__: `batch_sampler.sampler` keeps the order.
-        self.batch_sampler, self._shares, self._rank = batch_sampler, shares, rank
+        self.batch_sampler, self._shares, self._rank, self._speeds = batch_sampler, shares, rank, speeds
         self.batch_size, self.num_processes = shares.batch_size, shares.ranks
         self.samples_per_step = shares.geometry.samples_per_step
+        self._begun = 0  # steps over all epochs
+        self._of_step: dict[int, list[tuple[int, float]]] = {}  # this epoch's, until they are taken
 
     def __len__(self) -> int:
-        return sum(map(len, self.weights()))
+        return sum(map(self._shares.number_of_batches, self._steps()))
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._of_step = {}
         order = cycle(self.batch_sampler.sampler)
-        for samples in self._steps():
+        for number, samples in enumerate(self._steps()):
             step = list(islice(order, samples))
-            for batch in self._shares.batches(samples)[self._rank :: self.num_processes]:
+            batches = self._shares.batches(samples, self._speeds(self._begun))[self._rank]
+            self._begun += 1
+            whole = samples / len(batches) / self.num_processes
+            self._of_step[number] = [(len(batch), len(batch) / whole) for batch in batches]
+            for batch in batches:
                 yield step[batch.start : batch.stop]
 
-    def weights(self, step: int = 0) -> Iterator[list[float]]:
-        """Yield this rank's batch weights by step of an epoch, starting at `step` (counted over all epochs)."""
-        steps = self._steps()
-        return (self._shares.weights(samples, self._rank) for samples in steps[step % max(len(steps), 1) :])
+    def take(self, step: int) -> list[tuple[int, float]]:
+        """Return the size of each batch of this rank, and the weight of its mean, in a step that has been yielded.
+
+        Args:
+            step: the number of the step, which may have been counted over several epochs.
+        """
+        return self._of_step.pop(step % max(len(self._steps()), 1), [])
 
     def _steps(self) -> list[int]:
         return self._shares.steps(len(self.batch_sampler.sampler))

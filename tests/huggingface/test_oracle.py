@@ -73,6 +73,7 @@ class Setting:
         }
         self.stops_early = best and draw.random() < 0.5
         self.asynchronous, self.use_ipex = draw.random() < 0.3, draw.random() < 0.3
+        self.shares = tuple(draw.choice((1, 2, 5)) for _ in range(self.ranks))
 
     def __repr__(self) -> str:
         return str(vars(self))
@@ -195,7 +196,8 @@ def _found(setting: Setting, output: Path, plain: bool) -> dict[str, Any]:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         if not plain:
-            cpudist.init("gloo", pin=False, async_checkpoint=setting.asynchronous)
+            cpudist.init("gloo", pin=False, async_checkpoint=setting.asynchronous, balance=True)
+            job.require().balance.chosen = setting.shares
             time_trainer(job.require())
         _train(setting, output, plain)
         if not plain:
