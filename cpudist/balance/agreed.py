@@ -67,6 +67,13 @@ class Balance:
         self._batch: Batch | None = None
         self._other_since = False  # whether the loop has taken a batch of another loader since
 
+    def follow_speeds(self, begin: str | None = None) -> None:
+        """Let shares follow the ranks' speeds; the first ones are those that the hostfile gives, or equal."""
+        self.follows_speeds = True
+        given = tuple(map(float, begin.split(","))) if begin else ()
+        if len(given) == self.ranks:
+            self.chosen = given
+
     def number_sampler(self) -> str:
         """Return the name of a new sampler; ranks make their samplers in the same order."""
         self._samplers += 1

@@ -8,6 +8,7 @@ A line names a host or its address, with or without its number of ranks; ``#`` s
     10.0.0.4:4
     fd00::5 slots=4        # ":4" after a bare IPv6 address would belong to the address
     [fd00::6]:4
+    node3:4 share=0.1      # --balance begins with a tenth of all samples for its ranks
 
 The MPIs do not report mistakes: Intel MPI ignores a line that it does not understand, MPICH starts all ranks on this
 host where the file is empty, and Open MPI misreads ``10.0.0.4:4``.
@@ -28,7 +29,8 @@ _NUMBER = "0*[1-9][0-9]{0,5}"
 _IPV6 = "[0-9a-f:.]*:[0-9a-f:.]*(%[a-z0-9_.-]+)?"
 _LINE = re.compile(
     rf"(?:(?P<name>[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)(:(?P<short>{_NUMBER}))?"
-    rf"|\[(?P<bracketed>{_IPV6})\](:(?P<after>{_NUMBER}))?|(?P<bare>{_IPV6}))(?P<slots>\s+slots\s*=\s*{_NUMBER})?",
+    rf"|\[(?P<bracketed>{_IPV6})\](:(?P<after>{_NUMBER}))?|(?P<bare>{_IPV6}))(?P<slots>\s+slots\s*=\s*{_NUMBER})?"
+    r"(\s+share\s*=\s*(?P<share>0?\.[0-9]*[1-9][0-9]*))?",
     re.IGNORECASE | re.ASCII,
 )
 _FORMS = "write one host a line, as node0, node0:4, node0 slots=4 or [fd00::6]:4"
@@ -93,6 +95,20 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
     return filled
 
 
+def shares(hosts: Sequence[Host]) -> list[float]:
+    """Return the part of all samples with which each rank begins; empty if no host has a `share`.
+
+    Hosts without one divide the rest equally among their ranks.
+    """
+    given, others = [host for host in hosts if host.share], [host for host in hosts if not host.share]
+    rest = 1 - sum(host.share or 0.0 for host in given)
+    if rest < -0.01 or (others and rest <= 0.01 * bool(given)):
+        raise UserError(f"{given[-1].where}: the shares leave {rest:.2g} of all samples to the other hosts; give less")
+    ranks = sum(host.slots or 0 for host in others)
+    each = [(host.share / (host.slots or 1) if host.share else rest / ranks, host.slots or 0) for host in hosts]
+    return [share for share, slots in each for _ in range(slots)] if given else []
+
+
 def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:
     """Return the text of a hostfile with these hosts and slots for an MPI; `UserError` if it takes no IPv6 address."""
     for host in hosts:
@@ -108,7 +124,8 @@ def _parse_line(content: str, where: str) -> Host:
     slots = [number for form in ("short", "after", "slots") if (number := found.get(form))]
     if len(slots) > 1 or not (_address(name) or _is_name(name)):
         raise UserError(f"{where}: {content!r} is not understood; {_FORMS}")
-    return Host(name, int(slots[0].rpartition("=")[2]) if slots else None, where)
+    share = found.get("share")
+    return Host(name, int(slots[0].rpartition("=")[2]) if slots else None, where, float(share) if share else None)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
 from cpudist.hosts.host_plan import HostPlan, number_of_ranks
-from cpudist.hosts.hostfile import write
+from cpudist.hosts.hostfile import shares, write
 from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.hosts.remote import names
 from cpudist.hosts.restarts import Restarts
@@ -26,6 +26,7 @@ from cpudist.topology.identity import addresses, resolved
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
 EARLIER_SECONDS = "CPUDIST_EARLIER_SECONDS"  # seconds of the attempts before this one
+SHARES = "CPUDIST_SHARES"  # the part of all samples with which each rank begins
 RUN_ID = "CPUDIST_RUN_ID"  # all attempts share it; the user or a pod may set it
 
 _CHECKPOINT = "--checkpoint-on-signal"
@@ -84,6 +85,7 @@ def _run_once(
     mpirun: Mpirun, options: LaunchOptions, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
 ) -> JobExit:
     own = {**variables, **_own_variables(options), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
+    own |= {SHARES: ",".join(map(str, found))} if (found := shares(placed)) else {}
     own[EARLIER_SECONDS] = str(own_age()) if restarts else "0"
     grace = options.grace if _CHECKPOINT in options.arguments else None
     with ExitStack() as stack:

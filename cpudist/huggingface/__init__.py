@@ -117,7 +117,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.trainer:Trainer._maybe_log_save_evaluate",
-        "the run record has the first and the last loss, which Trainer may not log",
+        "the run record has the first and the last loss, which Trainer may not log; train_loss is of all ranks",
         trainer.note_loss,
         "self, tr_loss, ...",
     ),

@@ -87,7 +87,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
 
 
 def note_loss(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `Trainer._maybe_log_save_evaluate`: the record has the first and the last loss, logged or not."""
+    """Replace `Trainer._maybe_log_save_evaluate`: the record has the first and the last loss; train_loss all ranks'."""
     noted = (0, -1)
 
     @functools.wraps(original)
@@ -100,6 +100,9 @@ def note_loss(original: Callable[..., None], context: Context) -> Callable[..., 
             training.losses.append(self.accelerator.gather(tr_loss).mean().item() / added_up)
             noted = id(training), step  # Trainer calls this again at the end of an epoch
         original(self, tr_loss, *args, **kwargs)
+        if self.control.should_training_stop or step == self.state.max_steps:
+            # Trainer adds what it has not logged to train_loss, but only that of this rank, weighted by its share.
+            tr_loss.fill_(self.accelerator.gather(tr_loss).mean())
 
     return note
 

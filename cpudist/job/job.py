@@ -98,7 +98,8 @@ class Job:
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.counter = StepCounter(self.changes)
         self.balance = Balance(self.world.rank, self.world.size, self.store, self.counter)
-        self.balance.follows_speeds = bool(options.balance)
+        if options.balance:
+            self.balance.follow_speeds(os.environ.get("CPUDIST_SHARES"))
         follow_loaders(self.balance, self.counter)
         self.statuses = context.statuses
         self.record = RunRecord(self)
@@ -217,7 +218,8 @@ class Job:
         if options.stall is not None and self.options.stall is None:
             self._end_when_stalled(options.stall)
         self.options = self.options.filled_from(options)
-        self.balance.follows_speeds = bool(self.options.balance)
+        if self.options.balance and not self.balance.follows_speeds:
+            self.balance.follow_speeds(os.environ.get("CPUDIST_SHARES"))
 
     def check_backend(self, name: str | None, *, joins: bool = True) -> str:
         """Return the job's backend for a script that asks for the backend `name` (None: any).

@@ -19,11 +19,13 @@ class Host:
         name: its name or address.
         slots: the number of ranks on it; None: not known.
         where: the file and line that name it, for messages.
+        share: the part of all samples with which its ranks begin under `--balance`; None: not given.
     """
 
     name: str
     slots: int | None = None
     where: str = field(default="hostfile", compare=False)
+    share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpudist.errors import UserError
-from cpudist.hosts.hostfile import parse, read, spread, write
+from cpudist.hosts.hostfile import parse, read, shares, spread, write
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 from cpudist.launchers.mpis import MPIS
@@ -17,7 +17,7 @@ from cpudist.launchers.pals import Pals
 
 # What is wrong is in the last line.
 WRONG = "h0\nh1:abc|h0:|h0:0|h0:-1|h0 slots=\u0663|h0 slots=1e3|h0 slots=|h0 4|h0 max_slots=4|h0 slots=4 h1"
-WRONG += "|h0:4 slots=4|h0,h1|node[0-3]|user@h0|-h0|h0..local|10.0.0.256|10.0.1|4|fd00::zz|1:2:3:4:5:6:7:8:4"
+WRONG += "|h0:4 slots=4|h0 share=1|h0 share=0|h0,h1|node[0-3]|user@h0|-h0|h0..local|10.0.0.256|10.0.1|4|fd00::zz|1:2:3:4:5:6:7:8:4"
 WRONG += "|[fd00::zz]:4|[h0]:4|fe80::1%$(reboot)|node\u212a|# a\n\n[::1] 4"
 TWICE = ["h0\n#\n H0:2", "fd00::1\n[fd00:0::1]:2", "h0\rh1\rh0"]
 
@@ -51,6 +51,17 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert read(hosts) == [Host("x1", slots), Host("x2", slots)]
     for file in (Path(__file__).parents[2] / "hostfiles").iterdir():
         assert read(file) == [Host("node0", 2), Host("node1", 2)]
+
+
+def test_shares_of_hosts() -> None:
+    """Hosts without one divide the rest; a hostfile without any gives none."""
+    hosts = parse("h0:2\nh1 slots=2 share=0.3\nh2:1 share = .1")
+    assert shares(hosts) == pytest.approx([0.3, 0.3, 0.15, 0.15, 0.1])
+    assert shares(parse("h0:2 share=.75\nh1:1 share=0.25")) == pytest.approx([0.375, 0.375, 0.25])
+    assert shares(parse("h0:2\nh1:2")) == []
+    for text in ("h0:1\nh1:1 share=0.6\nh2:1 share=0.4", "h0:1 share=0.6\nh1:1 share=0.6"):
+        with pytest.raises(UserError, match="line"):
+            shares(parse(text))
 
 
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True)

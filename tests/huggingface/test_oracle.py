@@ -174,8 +174,6 @@ def _train(setting: Setting, output: Path, plain: bool) -> None:
     predicted = trainer.predict(evaluated)
     if trainer.is_world_process_zero():
         state = trainer.state
-        if state.global_step % arguments.logging_steps:
-            state.log_history[-1].pop("train_loss")  # Trainer does not average what it has not logged over the ranks
         found = {
             "logged": [_compared(entry) for entry in state.log_history],
             "steps": state.global_step,
