@@ -17,8 +17,8 @@ from cpudist.launchers.pals import Pals
 
 # What is wrong is in the last line.
 WRONG = "h0\nh1:abc|h0:|h0:0|h0:-1|h0 slots=\u0663|h0 slots=1e3|h0 slots=|h0 4|h0 max_slots=4|h0 slots=4 h1"
-WRONG += "|h0:4 slots=4|h0 share=1|h0 share=0|h0,h1|node[0-3]|user@h0|-h0|h0..local|10.0.0.256|10.0.1|4|fd00::zz|1:2:3:4:5:6:7:8:4"
-WRONG += "|[fd00::zz]:4|[h0]:4|fe80::1%$(reboot)|node\u212a|# a\n\n[::1] 4"
+WRONG += "|h0:4 slots=4|h0,h1|node[0-3]|user@h0|-h0|h0..local|10.0.0.256|10.0.1|4|fd00::zz|1:2:3:4:5:6:7:8:4"
+WRONG += "|h0 share=1|h0 share=0|[fd00::zz]:4|[h0]:4|fe80::1%$(reboot)|node\u212a|# a\n\n[::1] 4"
 TWICE = ["h0\n#\n H0:2", "fd00::1\n[fd00:0::1]:2", "h0\rh1\rh0"]
 
 
