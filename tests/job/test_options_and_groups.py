@@ -81,9 +81,9 @@ def test_later_calls_of_init_add_options(alone: None, capsys: pytest.CaptureFixt
     assert running.communication.compression == "powersgd"
     cpudist.init(compress="none", stall=60)
     assert running.communication.compression == "powersgd", "the first one holds"
-    assert (running.options.stall, running._stall._seconds) == (60, 60)
+    assert (running.options.stall, running._stall.seconds) == (60, 60)
     cpudist.init(stall=70)
-    assert running._stall._seconds == 60
+    assert running._stall.seconds == 60
     assert running.timeout == 300
     cpudist.init(timeout=7)
     cpudist.init(timeout=8, interface=running.record.network["interface"])
