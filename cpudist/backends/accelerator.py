@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from cpudist.backends.interface import Devices
 from cpudist.backends.process_group import ProcessGroupBackend, init_group
+from cpudist.console import number_of
 from cpudist.errors import UserError
 from cpudist.world import World
 
@@ -19,7 +20,7 @@ class AcceleratorDevices(Devices):
 
     def found(self) -> str | None:
         kind, count = _kind(), torch.accelerator.device_count()
-        return kind and f"{count} {kind.upper()} device{'s' * (count > 1)}"
+        return kind and number_of(count, f"{kind.upper()} device")
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of `loader` on the device."""

@@ -69,7 +69,8 @@ def main() -> None:
     if not words:
         _train()
     module = words[0] == "-m"
-    resolve(words[module], words[module + 1 :], module=module)()
+    target, *arguments = words[1:] if module else words
+    resolve(target, arguments, module=module)()
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class Failure:
     @property
     def order(self) -> tuple[bool, float]:
         """Sort key of failures; the smallest one is the cause of the others."""
-        return self.how == "ended", self.at - _HEAD_START * (self.how == "killed")
+        return self.how == "ended", self.at - (_HEAD_START if self.how == "killed" else 0.0)
 
     def to_json(self) -> str:
         """Return the failure as text, without the exception: unpickling network data could run any code."""

@@ -56,7 +56,7 @@ class Observer:
     otherwise: ClassVar[Mapping[str, object]] = {}
     _failed = False
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls) -> None:  # so that no observer can forget it, in a method that a library calls
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not name.startswith("_"):
                 setattr(cls, name, _harmless(method))

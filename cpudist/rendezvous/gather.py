@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 _VERDICT_SECONDS = 5.0  # Extra time after the timeout for rank 0 to publish the missing ranks.
 _MOST_NAMES = 20  # Most missing ranks that a message names.
 
-# Returns the host of each rank, and where it was last; a job sets it as soon as it has this information.
+# A job sets these two, since torch creates groups and so calls the waits here without knowing the job.
+# Returns the host of each rank, and where it was last.
 whereabouts: Callable[[], Mapping[int, str]] = dict
-# Returns the ranks that do not answer; a job sets it, too.
+# Returns the ranks that do not answer.
 silent: Callable[[], Sequence[int]] = list
 
 

@@ -99,7 +99,7 @@ class Stall:
         """Report this rank's signs of life since the last beat; return whether the job has stalled."""
         signs = self.counter.steps, self.counter.batches, self.progress()
         moved, self._last = self._begun and signs != self._last, signs
-        self._own += moved
+        self._own += int(moved)
         before, self._total = self._total, self._own if store is None else store.add(_SIGNS, int(moved))
         if self._total == 0:
             return False

@@ -96,7 +96,7 @@ def _legend(cells: Mapping[Core, str], plan: Plan) -> Iterator[str]:
 
 
 def _sentence(rank: RankPlan) -> str:
-    cpus = f"CPU{'s' * (len(rank.cpus) > 1)} {format_list(rank.cpus)}"
+    cpus = f"{'CPU' if len(rank.cpus) == 1 else 'CPUs'} {format_list(rank.cpus)}"
     return f"rank {rank.rank} computes with {number_of(rank.omp_threads, 'thread')} on {cpus}"
 
 

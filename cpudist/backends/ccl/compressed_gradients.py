@@ -43,7 +43,7 @@ class CompressedGradients:
     def start(self, bucket: dist.GradBucket) -> tuple[Any, torch.Tensor]:
         """Start averaging a bucket; return the work, and the tensor that will hold the result."""
         step = self._step
-        self._step += bucket.is_last()
+        self._step += int(bucket.is_last())
         tensor = bucket.buffer()
         if not self._loses or step < _EXACT_STEPS:
             group = self._exact if self._loses else self._compressed
