@@ -1,14 +1,6 @@
 """The running job: one object owns its state and undoes its changes.
 
-- `job_options.py`: the user's options of a job.
-- `job.py`: `Job`, the owner of a job's state; `start_job` starts a job, `current` returns the running one.
-- `rank_context.py`: connects this rank to the others, from the rendezvous to the end.
-- `communication.py`: applies the compression of gradients between hosts.
-- `rank_pinning.py`: applies a pinning to torch and the rank's threads.
-- `script_groups.py`: lets a script that calls `init_process_group` itself join the job.
-
 `supervision/` ends a job, and `observability/` observes it.
-
 It must not import optimization, transformers, programs or command lines.
 """
 

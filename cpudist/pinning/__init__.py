@@ -1,10 +1,5 @@
 """Bind this rank to its part of the node's plan, before or after torch starts threads.
 
-- `rank_cpus.py`: find this rank's CPUs, from the launcher's pinning or from the node's plan.
-- `preload.py`: re-execute the process with a faster allocator.
-- this file: read the user's setting of threads, decide on a pinning, and apply it.
-- `threads.py`: set the CPU masks of this process's threads.
-
 It must not import torch, MPI or jobs.
 """
 

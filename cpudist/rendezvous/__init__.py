@@ -1,9 +1,5 @@
 """Connect the ranks of a job within a time limit, through a store that all of them reach.
 
-- `connecting.py`: `connect` returns the store on each rank.
-- `mpi.py`: MPI, used only to send the store's address to the ranks.
-- `gather.py`: `all_gather` of texts through a store, and the names of ranks that a wait is for.
-
 Its caller says how the ranks find each other; it does not depend on the launcher. It must not import backends or jobs.
 """
 

@@ -1,14 +1,7 @@
 """This process's machine, and the cores on which each rank computes.
 
-- `identity.py`: which machine this is, and at which addresses others reach it.
-- this file: sockets, NUMA nodes, L3 groups and cores, by the operating system's numbers. `sysfs.py` reads them, and
-  `exports.py` those of another machine, from a file.
-- `kernel_files.py`: reads /sys and /proc, or a copy, and the lists and masks of CPUs in them.
-- `limits.py`: the part of the machine that this process may use. `machine.py`: the topology and the limits together.
-- `pinning_plan.py`: a `Plan` from a machine and options. It reads no file, so it can also plan for another machine.
-- `picture.py`: the plan as text.
-
-Nothing is changed here. It must not import torch, MPI or launchers.
+Sockets, NUMA nodes and CPUs have the operating system's numbers. Nothing is changed here. It must not import torch, MPI
+or launchers.
 """
 
 from __future__ import annotations
