@@ -2,14 +2,12 @@
 backends.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sized
 from dataclasses import replace
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,18 +15,15 @@ from cpudist import backends, huggingface, launchers
 from cpudist.balance.sampler import SharesSampler
 from cpudist.console import show_lines_at_once
 from cpudist.errors import UserError
-from cpudist.job import script_groups
+from cpudist.job import Job, script_groups
 from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
+from cpudist.launchers import Launcher
 from cpudist.observability.training_figures import checked
 from cpudist.patching.patch import apply
-
-if TYPE_CHECKING:
-    from cpudist.job import Job
-    from cpudist.launchers import Launcher
-    from cpudist.pinning import Pinning
-    from cpudist.world import World
+from cpudist.pinning import Pinning
+from cpudist.world import World
 
 
 def init(

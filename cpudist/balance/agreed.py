@@ -4,24 +4,19 @@ DDP averages the gradients of the ranks, each the mean over a rank's own batch. 
 its gradient needs the weight W n / N. Weights are applied to the gradients of the model's outputs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch.distributed import Store
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils._pytree import tree_map_only
 
 from cpudist.errors import UserError
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.supervision.step_counter import StepCounter
+from cpudist.supervision.step_counter import StepCounter
 
 _PERIOD = 10  # Shares may change every 10 batches.
 _KEPT = 100  # After so many periods every rank has read an agreement, however far its loader is ahead.

@@ -13,8 +13,6 @@ last longer than short steps, so observations are at least 0.25 s apart. An obse
 reading by twice as much: a few long steps, such as those that save a checkpoint, are not enough.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The batches of a rank in loops of one's own: a step has the samples of `DistributedSampler` in shares of any size."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sized
 from typing import Any

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,14 +24,10 @@ from cpudist.checkpoints.background import Background
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface import accelerate_patches, resuming, trainer, trainer_checkpoints, training_arguments
+from cpudist.job import Job
 from cpudist.optimization.native import own_compile_cache
 from cpudist.patching.on_import import after_import
 from cpudist.patching.patch import Patch, apply
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cpudist.job import Job
 
 __all__ = ["KNOWN", "PATCHES", "Context", "install"]
 

@@ -19,11 +19,11 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
 from cpudist.optimization import precision
+from cpudist.patching.undo import Changes
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
-    from cpudist.patching.undo import Changes
 
 
 def _flag(default: Any, text: str) -> Any:

@@ -1,21 +1,17 @@
 """Compression of gradients between hosts (docs/slow-networks.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from cpudist.backends import Backend
 from cpudist.backends.auto_compression import choose_later
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.console import say
+from cpudist.observability.record import RunRecord
 from cpudist.patching.patch import Patch, adjusted
-
-if TYPE_CHECKING:
-    from cpudist.backends import Backend
-    from cpudist.observability.record import RunRecord
-    from cpudist.world import World
+from cpudist.world import World
 
 
 class Communication:

@@ -1,7 +1,5 @@
 """The running job: one object owns its state, and undoes all of the job's changes when it ends."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
@@ -9,9 +7,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
+from torch.distributed import Store
 
 from cpudist import backends
 from cpudist.backends import Backend
@@ -24,7 +23,7 @@ from cpudist.job import communication
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
 from cpudist.job.rank_pinning import apply_pinning
-from cpudist.launchers import one_world
+from cpudist.launchers import Launcher, one_world
 from cpudist.observability.children import ComputingChildren
 from cpudist.observability.observers import Observers
 from cpudist.observability.pace import PaceMeter
@@ -33,6 +32,7 @@ from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
+from cpudist.pinning import Pinning
 from cpudist.rendezvous import all_gather, awaited
 from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED
@@ -40,13 +40,7 @@ from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import announced, check_timeout
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.launchers import Launcher
-    from cpudist.pinning import Pinning
-    from cpudist.world import World
+from cpudist.world import World
 
 
 class Job:

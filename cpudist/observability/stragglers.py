@@ -12,16 +12,13 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cpudist.balance.balancer import LIMIT, Balancer, grown
 from cpudist.console import say
 from cpudist.observability.observers import ObservedJob, Observer
+from cpudist.observability.record import RunRecord
 from cpudist.store import Connection
 from cpudist.supervision.rank_status import Pace, RankStatus, published
-
-if TYPE_CHECKING:
-    from cpudist.observability.record import RunRecord
 
 # Noise if the figures show a cause, and if they do not: equal virtual machines are slow in turn. 15 % are then reported
 # after 40 steps and 10 s, or after 120 steps and 30 s.
