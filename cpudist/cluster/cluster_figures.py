@@ -1,9 +1,8 @@
 """The figures of a cluster, and the file that keeps the bandwidth of its network."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from cpudist import user_cache
 
@@ -26,7 +25,7 @@ class HostFigures:
     shared_memory: int  # free bytes of /dev/shm
     shares_folder: bool  # whether it shares rank 0's working folder
 
-    def best(self, again: HostFigures) -> HostFigures:
+    def best(self, again: Self) -> Self:
         """Return the best speeds of two measurements, because other programs may disturb either of them."""
         flops = {dtype: max(flops, again.flops[dtype]) for dtype, flops in self.flops.items()}
         return replace(again, flops=flops, copied=max(self.copied, again.copied))

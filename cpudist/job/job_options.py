@@ -1,12 +1,10 @@
 """The user's options of a job: flags of `cpudist-train`, or arguments of `cpudist.init` and `notebook_launcher`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from cpudist.backends.compression import check_scheme
 from cpudist.errors import UserError
@@ -64,7 +62,7 @@ class JobOptions:
     from_flags: bool = False
 
     @classmethod
-    def from_given(cls, given: Mapping[str, Any], **more: Any) -> JobOptions:
+    def from_given(cls, given: Mapping[str, Any], **more: Any) -> Self:
         """Return the options among the arguments or flags that were `given`, and `more`."""
         return cls(**{one.name: given[one.name] for one in fields(cls) if one.name in given.keys() - more}, **more)
 
@@ -96,12 +94,12 @@ class JobOptions:
         value = getattr(self, name)
         return f"{self._name(name)} {value}" if self.from_flags else f"{name}={value!r}"
 
-    def filled_from(self, later: JobOptions) -> JobOptions:
+    def filled_from(self, later: Self) -> Self:
         """Return these options, with unset options of `_LATE` taken from a script's options `later`."""
         unset = [name for name in _LATE if getattr(self, name) is None]
         return replace(self, **{name: getattr(later, name) for name in unset})
 
-    def too_late(self, later: JobOptions, here: Mapping[str, Any]) -> list[str]:
+    def too_late(self, later: Self, here: Mapping[str, Any]) -> list[str]:
         """Return a script's options, as it wrote them, that apply at the start only and differ from the running job's.
 
         Args:

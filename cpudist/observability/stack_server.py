@@ -5,8 +5,6 @@ The socket is in Linux's abstract namespace: it has no file, so it disappears wi
 The signal's handler is C code of faulthandler, so it writes the stacks even while the thread cannot run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import fcntl
@@ -22,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from cpudist.console import say
 
@@ -56,7 +54,7 @@ class StackAddress:
         return f"\0cpudist/rank/{self.rank}.{self.size}.{self.pipe}.{self.job}"
 
     @classmethod
-    def of(cls, socket_name: str) -> StackAddress | None:
+    def of(cls, socket_name: str) -> Self | None:
         """Return the address of a socket's name in /proc/net/unix, with @ for the zero byte; None for other sockets."""
         match = _NAME.fullmatch(socket_name[1:])
         return cls(match[4], int(match[1]), int(match[2]), int(match[3])) if match else None

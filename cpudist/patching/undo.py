@@ -1,12 +1,10 @@
 """Changes of the environment and of other packages that can be undone."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Self
 
 _MISSING = object()
 
@@ -17,7 +15,7 @@ class Changes:
     def __init__(self) -> None:
         self._undo = ExitStack()
 
-    def __enter__(self) -> Changes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

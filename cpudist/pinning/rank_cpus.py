@@ -1,9 +1,8 @@
 """Find the CPUs of this rank, from its launcher's pinning or from the node's plan."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
+from typing import Self
 
 from cpudist.console import say
 from cpudist.patching.undo import Changes
@@ -23,7 +22,7 @@ class Pinning:
     bound: bool  # whether to set this process's mask to the plan's; in the result of `bind`, whether it was set
     hint: str = ""  # for the user
 
-    def bind(self, changes: Changes) -> Pinning:
+    def bind(self, changes: Changes) -> Self:
         """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""
         if self.bound:
             try:

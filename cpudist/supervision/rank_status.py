@@ -3,8 +3,6 @@
 Every rank publishes it in the job's store.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -14,6 +12,7 @@ import traceback
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from types import FrameType
+from typing import Self
 
 from cpudist import typed_json
 from cpudist.backends import Backend
@@ -94,7 +93,7 @@ class RankStatus:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> RankStatus:
+    def from_json(cls, text: str) -> Self:
         """Read a status that `to_json` has written; raise ValueError for another text."""
         return typed_json.read(cls, json.loads(text))
 

@@ -4,10 +4,9 @@ Sockets, NUMA nodes and CPUs have the operating system's numbers. Nothing is cha
 or launchers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Topology:
     def cpus(self) -> frozenset[int]:
         return frozenset(cpu for core in self.cores for cpu in core.cpus)
 
-    def restricted_to(self, cpus: Collection[int]) -> Topology:
+    def restricted_to(self, cpus: Collection[int]) -> Self:
         """Return the same machine with only these CPUs. Cores without any of them are dropped."""
         kept = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in cpus)) for core in self.cores)
         return replace(self, cores=tuple(core for core in kept if core.cpus))
