@@ -266,7 +266,8 @@ def log(*, loss: float | torch.Tensor | None = None, samples: int = 0, tokens: i
 
     Args:
         loss: the loss of the newest step, on this rank or over all ranks; a tensor of one element is read.
-        samples, tokens: those of this rank since the last call, for the speed of all ranks: ranks count as equal.
+        samples, tokens: those of this rank since the last call, for the speed of all ranks: ranks count as equal, or by
+            their shares.
 
     Returns:
         Figures for a reporter such as TensorBoard or wandb, by name: ``loss``, and on rank 0 once the speed is known

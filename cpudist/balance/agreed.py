@@ -110,6 +110,12 @@ class Balance:
     def take_other(self) -> None:
         """Note that the loop has taken a batch of a loader with equal shares."""
         self._other_since = True
+        if self._batch and self._batch.weighted and self._counter.steps > self._batch.taken_at:
+            self._batch = None  # the loop is done with it
+
+    def of_all_ranks(self, count: int) -> int:
+        """Return the count of all ranks, such as of tokens, given this rank's in batches like the newest one."""
+        return round(count * self.ranks / (self._batch.weight if self._batch and self._batch.weight else 1))
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Apply the weights of batches to the gradients of `model`, once there is a sampler."""

@@ -92,8 +92,7 @@ class Job:
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.counter = StepCounter(self.changes)
         self.balance = Balance(self.world.rank, self.world.size, self.store, self.counter)
-        if options.balance:
-            self.balance.follow_speeds(os.environ.get("CPUDIST_SHARES"))
+        self._follow_speeds()
         follow_loaders(self.balance, self.counter)
         self.statuses = context.statuses
         self.record = RunRecord(self)
@@ -212,8 +211,14 @@ class Job:
         if options.stall is not None and self.options.stall is None:
             self._end_when_stalled(options.stall)
         self.options = self.options.filled_from(options)
-        if self.options.balance and not self.balance.follows_speeds:
-            self.balance.follow_speeds(os.environ.get("CPUDIST_SHARES"))
+        self._follow_speeds()
+
+    def _follow_speeds(self) -> None:
+        if not self.options.balance or self.balance.follows_speeds:
+            return
+        self.balance.follow_speeds(os.environ.get("CPUDIST_SHARES"))
+        if self.world.device_type != "cpu" and self.world.rank == 0:
+            say(f"warning: {option('balance')} changes nothing on {self.world.backend}")
 
     def check_backend(self, name: str | None, *, joins: bool = True) -> str:
         """Return the job's backend for a script that asks for the backend `name` (None: any).

@@ -17,6 +17,7 @@ COLUMNS = {
     "host": ("host", ""),
     "steps": ("steps", ""),
     "steps_per_second": ("steps/s", ".3g"),
+    "samples_per_second": ("samples/s", ".3g"),
     "waits": ("waits", ".0%"),
     "delays": ("delays", ".0%"),
     "loads": ("loads", ".0%"),
@@ -46,6 +47,7 @@ def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
         "host": now.get("host"),
         "steps": now.get("steps"),
         "steps_per_second": rate("steps"),
+        "samples_per_second": rate("samples") or None,
         "waits": rate("waited"),
         "loads": rate("loading"),
         "cores": rate("processor"),
@@ -119,6 +121,8 @@ def loss_lines(losses: Sequence[float]) -> list[str]:
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    if not any(row.get("samples_per_second") for row in rows):  # only shares are counted
+        columns = [name for name in columns if name != "samples_per_second"]
     return aligned([[COLUMNS[name][0] for name in columns], *(_cells(row, columns) for row in rows)])
 
 

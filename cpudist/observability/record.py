@@ -133,7 +133,7 @@ class RunRecord(Observer):
             training.losses.append(loss)
         for name, count in counts.items():
             if count:
-                training.add(name, count * self._job.world.size)
+                training.add(name, self._job.balance.of_all_ranks(count))
         since, self._logged = max(steps - self._logged, 1), steps
         return {**({} if loss is None else {"loss": loss}), **self.figures(since)}
 

@@ -52,6 +52,7 @@ class Run:
             "samples/s": f"{get('samples_per_second'):.4g}" if get("samples_per_second") else "",
             "tokens/s": f"{get('tokens_per_second'):.4g}" if get("tokens_per_second") else "",
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
+            "shares": ", ".join(map(str, (get("shares") or {}).get("shares", ()))),
             "waits for messages": f"{100 * share:.0f} %" if share is not None else "",
             "loss": " to ".join(ends) if get("losses") else "",
             "curve": curve([loss for loss in get("losses") or () if loss is not None]),

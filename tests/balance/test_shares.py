@@ -1,10 +1,13 @@
 """Unequal shares of a step give one process's model; they follow the ranks' speeds, and stay where these are equal."""
 
 import json
+import os
 import random
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +125,61 @@ def _batches_of_all(setting: Setting) -> Any:
         batches = order.split(whole)
         for batch in batches[: len(batches) - (setting.drops_last and len(batches[-1]) < whole)]:
             yield data[batch]
+
+
+def _step(model: Any, inputs: torch.Tensor) -> None:
+    model(inputs)["out"].sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+
+
+def _model_without_ddp(loader: Any) -> None:
+    model = Model()
+    for inputs, _ in loader:
+        _step(model, inputs)
+
+
+def _indices_without_loader(loader: Any) -> None:
+    model = cpudist.wrap(Model())
+    for indices in loader.batch_sampler:
+        _step(model, torch.ones(len(indices), 5))
+
+
+def _other_inputs(loader: Any) -> None:
+    model = cpudist.wrap(Model())
+    for _ in loader:
+        _step(model, torch.ones(7, 5))
+
+
+def _outputs_of_unknown_type(loader: Any) -> None:
+    class Odd(Model):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return SimpleNamespace(**super().forward(inputs))
+
+    model = cpudist.wrap(Odd())
+    for inputs, _ in loader:
+        model(inputs).out.sum().backward()
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        (_model_without_ddp, "without its weight"),
+        (_indices_without_loader, "torch DataLoader"),
+        (_other_inputs, "is not known"),
+        (_outputs_of_unknown_type, "outputs of the type SimpleNamespace"),
+    ],
+)
+def test_a_loop_whose_weights_are_unknown_is_refused(loop: Callable[[Any], object], expected: str) -> None:
+    def script() -> None:
+        cpudist.init("gloo", pin=False)
+        job.require().balance.chosen = (3, 1)
+        data = TensorDataset(torch.ones(40, 5), torch.ones(40, 1))
+        with pytest.raises(cpudist.UserError, match=expected):
+            loop(DataLoader(data, batch_sampler=cpudist.shares(data, 2)))
+        os._exit(0)  # the other rank may wait for this one
+
+    assert [status for status, _ in fork_ranks(script)] == [0, 0]
 
 
 class Steps:
