@@ -66,11 +66,6 @@ def test_a_node_with_too_few_ranks_is_an_error() -> None:
         assign_nodes([RankInfo("a", "h", Placement(rank, 3, rank, 3)) for rank in range(2)], "mpich")
 
 
-def test_repr() -> None:
-    world = World(1, 4, 1, 2, 0, 2, launcher="intel-mpi", backend="ccl")
-    assert repr(world) == "World(rank=1(4), local_rank=1(2), node=0(2), backend='ccl', launcher='intel-mpi')"
-
-
 def test_ranks_that_run_elsewhere_than_promised() -> None:
     one, two = members([0, 0, 0, 0]), members([0, 0, 1, 1])
     alias = members([0, 0, 1, 1], identities=["node0", "node0"])  # one machine stands in the hostfile under two names

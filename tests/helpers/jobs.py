@@ -139,7 +139,6 @@ def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def mpirun(n: int, *args: str) -> list[str]:
-    """Return the command that runs `args` on `n` ranks under the mpirun of this virtual environment."""
     return [str(BIN / "mpirun"), "-n", str(n), *args]
 
 
@@ -149,12 +148,10 @@ def torchrun(n: int, *args: str) -> list[str]:
 
 
 def train(*args: str) -> list[str]:
-    """Return the command line of this virtual environment's `cpudist-train`."""
     return [str(BIN / "cpudist-train"), *args]
 
 
 def launch(*args: str) -> list[str]:
-    """Return the command line of this virtual environment's `cpudist launch`."""
     return [str(BIN / "cpudist"), "launch", *args]
 
 

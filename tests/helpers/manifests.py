@@ -46,7 +46,6 @@ def mappings(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the pod templates of documents."""
     return [node for node in mappings(documents) if "containers" in node.get("spec", {})]
 
 

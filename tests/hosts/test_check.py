@@ -174,10 +174,3 @@ def test_a_clock_is_off_only_beyond_the_time_of_the_answer() -> None:
     fields = {name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__ if name != "skew"}
     for seconds, skew in ((90.0, -10.0), (100.0, 0.0), (104.0, 0.0), (110.0, 5.0)):
         assert module._facts({**fields, "seconds": seconds}, 100.0, 105.0) == replace(FACTS, skew=skew)
-
-
-def test_two_names_of_one_machine_are_one_host() -> None:
-    others = {Host("h0"): FACTS, Host("h1"): replace(FACTS, identity="b")}
-    (found,) = module._same_machine(Host("10.0.0.2"), replace(FACTS, identity="b"), others)
-    assert (found.level, "h1" in found.message, "h1 slots=2" in found.remedy) == ("error", True, True)
-    assert not [*module._same_machine(Host("h2"), replace(FACTS, identity="c"), others)]

@@ -1,6 +1,5 @@
 """`cpudist launch` on this host: what it shows, what it refuses, and one real job."""
 
-import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,16 +158,6 @@ def test_a_run_with_restarts(clock: Clock, monkeypatch: pytest.MonkeyPatch, caps
     said = capsys.readouterr().err
     assert "h0 is slow" in said
     assert said.endswith("starting again (4 of 4) with 2 ranks on h0\n")
-
-
-def test_what_is_shown_is_what_runs() -> None:
-    options = LaunchOptions(parse("h0:2\nh1:2"), ["train.py", "a b"], ranks=3, interface="lo", all_output=True)
-    *file, command = module.show(MPIRUN, options, {}).splitlines()
-    assert file == ["cat > cpudist-hostfile <<'END'", "h0", "h0", "h1", "END"]
-    variable, program, *words = shlex.split(command)
-    assert (variable, program) == ("CPUDIST_OUTPUT=all", "mpirun")
-    assert words[-4:] == ["--interface", "lo", "train.py", "a b"]
-    assert all(pair in " ".join(words) for pair in ("-machinefile cpudist-hostfile", "-n 3", "-iface lo"))
 
 
 @pytest.mark.job

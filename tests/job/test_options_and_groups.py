@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import cpudist
 from cpudist.errors import UserError
-from cpudist.job import communication, current, job_options, rank_pinning, require
+from cpudist.job import communication, job_options, require
 from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
 from cpudist.patching.patch import apply
@@ -25,7 +25,6 @@ from cpudist.patching.undo import Changes
 from cpudist.world import World
 
 ENV = {"WORLD_SIZE": "5", "RANK": "3"}
-SCRIPT, VARIABLE = "torch.set_num_threads", "OMP_NUM_THREADS"
 
 
 @pytest.mark.parametrize(
@@ -103,14 +102,6 @@ def test_later_calls_of_init_add_options(alone: None, capsys: pytest.CaptureFixt
     with pytest.raises(UserError, match="or --backend gloo for the script's"):
         cpudist.init("gloo")
     running.owned_by_cli = False
-
-
-def test_a_backend_without_the_scheme_refuses_before_it_starts() -> None:
-    with pytest.raises(UserError, match="gloo cannot compress gradients as compress='int8' says; use powersgd"):
-        cpudist.init("gloo", pin=False, compress="int8")
-    assert current() is None
-    assert cpudist.init("gloo", pin=False).backend == "gloo"
-    cpudist.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -235,43 +226,3 @@ def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job()
     assert ddp(model).bucket_bytes_cap != 33 << 20
     assert len(backend.schemes) == 3
     dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("found", "given", "chosen"),
-    [
-        (8, None, None),  # torch's defaults: all CPUs, or all cores
-        (4, None, None),
-        (3, None, (3, SCRIPT)),
-        (3, "3", None),
-        (6, "8", (6, VARIABLE)),  # lowered by MKL to the machine's cores
-        (5, "8", (5, SCRIPT)),
-        (6, "5", (6, SCRIPT)),
-    ],
-)
-def test_threads_of_the_script(found: int, given: str | None, chosen: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    usable = SimpleNamespace(cpus=range(8), cores=range(4))
-    machine = SimpleNamespace(usable=usable, topology=SimpleNamespace(cores=range(6)))
-    monkeypatch.setattr(rank_pinning, "this_machine", lambda: machine)
-    monkeypatch.setattr(rank_pinning, "decide", lambda *arguments: arguments)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: found)
-    for name in rank_pinning.BINDING:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if given is not None:
-        monkeypatch.setenv(VARIABLE, given)
-    launcher: Any = "launcher"
-    assert rank_pinning.decide_in_place(launcher) == ("launcher", chosen)
-    monkeypatch.setenv(rank_pinning.BINDING[-1], "x")
-    assert rank_pinning.decide_in_place(launcher) is None
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_threads_of_a_pinning_until_the_job_ends(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "9")
-    changes, before = Changes(), torch.get_num_threads()
-    pinning: Any = SimpleNamespace(plan=SimpleNamespace(omp_threads=before + more), bind=lambda changes: changes)
-    assert rank_pinning.apply_pinning(pinning, changes) is changes
-    assert (torch.get_num_threads(), os.environ[VARIABLE]) == (before + more, str(before + more))
-    changes.undo()
-    assert (torch.get_num_threads(), os.environ[VARIABLE]) == (before, "9")

@@ -19,8 +19,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 from ranks import begin, fork_ranks
 
 from cpudist.cli.main import main
@@ -239,15 +237,6 @@ def test_any_status_is_shown_with_the_stacks(status: Callable[[], str], shown: s
         (text,) = asked()
         assert f"rank 0 on h0 (process {os.getpid()}){shown}" in text
         assert "MainThread" in text
-
-
-_JOBS, _NUMBERS = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40), st.integers(0, 10**6)
-
-
-@given(st.builds(StackAddress, _JOBS, _NUMBERS, _NUMBERS, _NUMBERS))
-def test_names_of_sockets_and_back_and_no_others(address: StackAddress) -> None:
-    assert StackAddress.of("@" + address.socket_name()[1:]) == address
-    assert StackAddress.of("/run/" + address.socket_name()[1:]) is None
 
 
 def test_another_users_process_is_not_believed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

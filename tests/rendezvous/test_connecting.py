@@ -3,7 +3,6 @@
 import json
 import math
 import socket
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,8 +12,6 @@ from typing import Any
 import psutil
 import pytest
 from clocks import Clock
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from serving import TOKEN, Serving
 from torch.distributed import TCPStore
 
@@ -102,30 +99,6 @@ def test_rank_0_tells_its_address(machines: int, interface: str | None, monkeypa
     second.close(), first.close()
 
 
-def test_mpi_must_have_made_the_launchers_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = SimpleNamespace(size=2, rank=1)
-    library = SimpleNamespace(COMM_WORLD=world, Get_library_version=lambda: "MPI 1.0\0\nbuilt today")
-    monkeypatch.setattr(mpi, "initialise", lambda *_, **__: library)
-    assert mpi.join(OverMpi(), Placement(1, 2), 5) is world
-    for placement in (Placement(0, 2), Placement(1, 3)):
-        with pytest.raises(UserError, match=r"MPI says rank 1 of 2: MPI 1\.0 is not"):
-            mpi.join(OverMpi(), placement, 5)
-
-
-@pytest.mark.parametrize(
-    ("imported", "given", "used"), [(False, None, "launcher's"), (False, "user's", "user's"), (True, None, None)]
-)
-def test_mpi4pys_library(imported: bool, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())
-    monkeypatch.setenv("MPI4PY_LIBMPI", given or "")
-    if given is None:
-        monkeypatch.delenv("MPI4PY_LIBMPI")
-    if not imported:
-        monkeypatch.delitem(sys.modules, "mpi4py.MPI")
-    mpi._choose_library("launcher's")
-    assert mpi.os.environ.get("MPI4PY_LIBMPI") == used
-
-
 def test_a_process_that_a_rank_has_started_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_or_child, "started_by_rank", lambda: True)
     with pytest.raises(UserError, match="cannot be that rank too"):
@@ -208,13 +181,6 @@ def test_an_address_of_another_version_is_an_error_in_time(agent: TCPStore, cloc
     agent.set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
     with pytest.raises(UserError, match="rank 1 cannot reach the others"):
         connect(AtAddress("127.0.0.1", agent.port, served=True), Placement(1, 2), "0", timeout=30)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.floats(max_value=5.0), st.sampled_from(["127.0.0.1", "..", "\udcff", "a" * 70]))
-def test_whatever_the_timeout_it_says_that_rank_0_cannot_be_reached(clock: Clock, timeout: float, host: str) -> None:
-    with pytest.raises(StartupTimeout, match="rank 0 cannot be reached"):
-        Connection(Address((host,), free_port(), b"", 5), timeout)
 
 
 @pytest.mark.job
