@@ -90,52 +90,73 @@ def test_torchruns_agents_restart_it(tmp_path: Path, whole: tuple[Path, dict[str
     _went_on(whole, tmp_path / "out", result, 4)
 
 
-@pytest.mark.versions
-def test_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """After its last step it makes none more; what the script names wins; `--resume never`; another run's restart.
+def _losses(output: Path, patch: pytest.MonkeyPatch, run: str = "one", restarts: int = 0, **words: Any) -> list[float]:
+    """Train for five steps as a new process of a run does, and save every second one; return the losses."""
+    publisher_of.cache_clear()
+    restart_point._trainings.clear()
+    patch.setenv("CPUDIST_RUN_ID", run)
+    patch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
+    cpudist.init("gloo", pin=False, resume=words.get("resume"))
+    try:
+        logged = small_trainer.trained(output, words.get("named"), max_steps=5, save_steps=2, logging_steps=1)
+        return [entry["loss"] for entry in logged if "loss" in entry]
+    finally:
+        cpudist.shutdown()
 
-    Checksums are compared wherever it goes on.
-    """
-    output = tmp_path / "out"
 
-    def losses(run: str = "one", restarts: str = "0", resume: Any = None, named: str | None = None) -> list[float]:
-        publisher_of.cache_clear()  # as in a new process
-        restart_point._trainings.clear()
-        monkeypatch.setenv("CPUDIST_RUN_ID", run)
-        monkeypatch.setenv("CPUDIST_RESTART_COUNT", restarts)
-        cpudist.init("gloo", pin=False, resume=resume)
-        try:
-            logged = small_trainer.trained(output, named, max_steps=5, save_steps=2, logging_steps=1)
-            return [entry["loss"] for entry in logged if "loss" in entry]
-        finally:
-            cpudist.shutdown()
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """The folder and the losses of the run "one", which has ended."""
+    output = tmp_path_factory.mktemp("five") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        return output, _losses(output, patch)
 
-    def said() -> str:
+
+@pytest.fixture
+def again(five: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """Trains in a copy of that folder, `tmp_path`/out; returns what was said. The losses are the same."""
+    shutil.copytree(five[0], tmp_path / "out")
+
+    def train(**words: Any) -> str:
+        assert _losses(tmp_path / "out", monkeypatch, **words) == pytest.approx(five[1], abs=1e-5)
         return capfd.readouterr().err
 
-    whole = losses()
-    assert "going on from" not in said()
-    made = json.loads((output / "checkpoint-4" / "checkpoint.json").read_text())
+    return train
+
+
+@pytest.mark.versions
+def test_started_again_it_goes_on_from_its_newest_checkpoint(again: Any, tmp_path: Path) -> None:
+    made = json.loads((tmp_path / "out/checkpoint-4/checkpoint.json").read_text())
     assert (made["runs"], made["trainer"]["training"]) == (["one"], 0)
-    assert losses() == whole
-    assert f"cpudist: started again: going on from {output}/checkpoint-5\n" in said()
-    damaged = output / "checkpoint-5" / "optimizer.pt"
+    assert f"cpudist: started again: going on from {tmp_path}/out/checkpoint-5\n" in again()
+
+
+@pytest.mark.versions
+def test_one_with_another_checksum_is_named_and_the_one_before_taken(again: Any, tmp_path: Path) -> None:
+    damaged = tmp_path / "out/checkpoint-5/optimizer.pt"
     damaged.write_bytes(bytes(byte ^ 1 for byte in damaged.read_bytes()))
-    assert losses() == pytest.approx(whole, abs=1e-5)
-    warning, going_on, *_ = said().splitlines()
+    warning, going_on, *_ = again().splitlines()
     assert f"{damaged.parent} is damaged: optimizer.pt has another checksum" in warning
-    assert going_on == f"cpudist: started again: going on from {output}/checkpoint-4"
-    (output / "checkpoint-2" / "training_args.bin").write_bytes(b"")
-    assert losses(named=str(output / "checkpoint-2")) == pytest.approx(whole, abs=1e-5)
-    warning = said()
-    assert "checkpoint-2 is damaged: training_args.bin has 0 bytes" in warning, "named, and taken"
-    assert "going on from" not in warning
-    shutil.rmtree(output / "checkpoint-2")
-    assert losses(resume="never") == pytest.approx(whole, abs=1e-5)
-    assert "going on from" not in said()
-    assert (output / "checkpoint-2").is_dir()
-    assert losses("two", restarts="1") == pytest.approx(whole, abs=1e-5)
-    assert f"restart 1: no checkpoint of this run in {output} yet, starting from the beginning\n" in said()
+    assert going_on == f"cpudist: started again: going on from {tmp_path}/out/checkpoint-4"
+
+
+@pytest.mark.versions
+def test_one_that_the_script_names_is_taken_though_damaged(again: Any, tmp_path: Path) -> None:
+    (tmp_path / "out/checkpoint-2/training_args.bin").write_bytes(b"")
+    said = again(named=str(tmp_path / "out/checkpoint-2"))
+    assert "checkpoint-2 is damaged: training_args.bin has 0 bytes" in said
+    assert "going on from" not in said
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("words", [{"resume": "never"}, {"run": "two", "restarts": 1}], ids=["never", "another run"])
+def test_it_begins_anew(words: dict[str, Any], again: Any, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "out/checkpoint-2")
+    said = again(**words)
+    assert (tmp_path / "out/checkpoint-2").is_dir()
+    assert "going on from" not in said
+    line = f"restart 1: no checkpoint of this run in {tmp_path}/out yet, starting from the beginning\n"
+    assert (line in said) == ("run" in words)
 
 
 @pytest.mark.job
