@@ -8,7 +8,7 @@ import jobs
 import pytest
 
 from cpudist import launchers
-from cpudist.pinning import threads_of_user
+from cpudist.pinning import decide, threads_of_user
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.pinning.rank_cpus import Starter, own_share
 from cpudist.topology import Cpu, assemble
@@ -66,6 +66,19 @@ def test_threads_and_hints(
 def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
     share = own_share(machine(frozenset(range(32))), NODE, 0, 2, PlanOptions(omp_threads=64))
     assert share.hint.startswith("over-subscribed: 64 threads share 32 CPUs of a rank")
+
+
+def test_the_one_thread_that_torchrun_sets_is_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the second of two ranks of a machine with 64 cores."""
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
+    variables |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("cpudist.pinning.this_machine", machine)
+    monkeypatch.setattr("cpudist.pinning.starter_of", lambda variable: Starter(NODE, {}))
+    pinning = decide(launchers.detect())
+    assert pinning is not None
+    assert pinning.plan.omp_threads == 32
 
 
 @pytest.mark.parametrize(
