@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 from clocks import Clock
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from serving import TOKEN, Serving
 from torch.distributed import TCPStore
 
@@ -181,6 +183,13 @@ def test_an_address_of_another_version_is_an_error_in_time(agent: TCPStore, cloc
     agent.set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
     with pytest.raises(UserError, match="rank 1 cannot reach the others"):
         connect(AtAddress("127.0.0.1", agent.port, served=True), Placement(1, 2), "0", timeout=30)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(max_value=5.0), st.sampled_from(["127.0.0.1", "..", "\udcff", "a" * 70]))
+def test_whatever_the_timeout_it_says_that_rank_0_cannot_be_reached(clock: Clock, timeout: float, host: str) -> None:
+    with pytest.raises(StartupTimeout, match="rank 0 cannot be reached"):
+        Connection(Address((host,), free_port(), b"", 5), timeout)
 
 
 @pytest.mark.job
