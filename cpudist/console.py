@@ -16,7 +16,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLORS = {"error": 31, "warning": 33, "ok": 32}  # red, yellow, green
 _CURVE_CELLS = 24
 _LARGEST_LOSS = 1e300  # the sum of larger losses may be infinite
-_HOSTS = 3  # Most hosts named in one sentence.
+_NAMES = 3  # Most names in one sentence.
 _FLUSH_SECONDS = 2.0  # Longest wait: a full pipe or disk may block forever.
 
 
@@ -87,11 +87,11 @@ def number_of(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def names_of(hosts: Iterable[str]) -> str:
-    """Return the names of hosts, each once, such as ``h0, h1``; of many the first three and the number of others."""
-    names = list(dict.fromkeys(hosts))
-    more = len(names) - _HOSTS
-    return ", ".join(names[:_HOSTS]) + (f" and {number_of(more, 'more host')}" if more > 0 else "")
+def names_of(things: Iterable[str], noun: str = "host") -> str:
+    """Return names, each once, such as ``h0, h1``; of many the first three and the number of others."""
+    names = list(dict.fromkeys(things))
+    more = len(names) - _NAMES
+    return ", ".join(names[:_NAMES]) + (f" and {number_of(more, f'more {noun}')}" if more > 0 else "")
 
 
 def duration(seconds: float) -> str:

@@ -152,8 +152,10 @@ class _Forks:
 
 
 def _forks(item: pytest.Item) -> bool:
-    """Return whether a test forks ranks instead of starting them, which is fast."""
-    return "fork_ranks" in item.function.__code__.co_names  # type: ignore[attr-defined]
+    """Return whether a test forks ranks, also in a helper of its module, instead of starting them, which is fast."""
+    names = vars(item.module)  # type: ignore[attr-defined]
+    calls = item.function.__code__.co_names  # type: ignore[attr-defined]
+    return "fork_ranks" in calls or ("fork_ranks" in names and "mpirun" not in names)
 
 
 def _fork(mutant: str, test: Callable[[], bool], seconds: float) -> str:

@@ -15,7 +15,7 @@ from torch.utils.serialization import config
 
 from cpudist.checkpoints import folders, manifest, state
 from cpudist.checkpoints.publishing import Publisher, Ranks
-from cpudist.console import first_line
+from cpudist.console import first_line, names_of
 from cpudist.errors import UserError
 from cpudist.job import current
 
@@ -123,7 +123,7 @@ def write(
         files = {name: checksum for part in parts for name, checksum in part.items()}
         if missing := [name for name in files if not (written / name).exists()]:
             raise UserError(
-                f"{state.few(missing)} of {target} cannot be seen here; save on a disk that all hosts share"
+                f"{names_of(missing, 'name')} of {target} cannot be seen here; save on a disk that all hosts share"
             )
         job = current()
         manifest.seal(written, step, ranks.size, [] if job is None else job.run_ids, known=files)
@@ -164,7 +164,7 @@ def read(
     with _quiet():
         tree = _load_state_dict_from_keys(wanted, storage_reader=reader, process_group=ranks.group)
         if missing := [name for name in (*others, *optional) if name not in tree]:
-            raise UserError(f"{folder} has no {state.few(missing)}; load without")
+            raise UserError(f"{folder} has no {names_of(missing, 'name')}; load without")
         dcp.load(places, storage_reader=reader, process_group=ranks.group)
     for name, module in modules.items():
         values = {key: value[0] if isinstance(value, tuple) else value for key, value in places[name].items()}
@@ -196,9 +196,9 @@ def _places_of(name: str, module: torch.nn.Module, metadata: Metadata, folder: P
     }
     problems = []
     if missing := [key for key in tree if key not in saved]:
-        problems.append(f"has no {state.few(missing)}")
+        problems.append(f"has no {names_of(missing, 'name')}")
     if strange := [key for key in saved if key not in tree]:
-        problems.append(f"has {state.few(strange)} besides")
+        problems.append(f"has {names_of(strange, 'name')} besides")
     for key, value in tree.items():
         shape = tuple(saved.get(key) or ()) if isinstance(value, torch.Tensor) else None
         if key in saved and shape is not None and shape != tuple(value.shape):

@@ -22,19 +22,17 @@ class Ranks:
 
     Attributes:
         group: the process group; None: the default one.
-        alone: whether there is no process group.
         rank, size: this process's rank, and the number of ranks.
     """
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
-        self.alone = not dist.is_initialized()
-        self.rank = 0 if self.alone else dist.get_rank()
-        self.size = 1 if self.alone else dist.get_world_size()
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.size = dist.get_world_size() if dist.is_initialized() else 1
 
     def all_gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order; every rank calls it."""
-        if self.alone:
+        if self.size == 1:
             return [value]
         values = [value] * self.size
         dist.all_gather_object(values, value, self.group)

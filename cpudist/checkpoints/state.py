@@ -20,6 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.console import names_of
 from cpudist.errors import UserError
 from cpudist.job import current
 
@@ -57,7 +58,6 @@ def collect(
 
 
 def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
-    """Check the arguments of a save or a load."""
     if optimizer is not None and model is None:
         raise UserError("optimizer= is saved and loaded under the names of its model's parameters; give model= too")
     for name in RESERVED:
@@ -93,7 +93,9 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sav
         optimizer.param_groups, packed["param_groups"], _names_in(model, optimizer), strict=True
     ):
         if missing := [name for name in names if name not in options]:
-            raise UserError(f"the checkpoint's optimizer does not have {few(missing)}; give one of the same parameters")
+            raise UserError(
+                f"the checkpoint's optimizer does not have {names_of(missing, 'name')}; give one of the same parameters"
+            )
         known = options[names[0]] if names else numbers
         groups.append({**known, "params": numbers["params"]})
         for parameter, number, name in zip(group["params"], numbers["params"], names, strict=True):
@@ -112,12 +114,6 @@ def load_random(states: Mapping[str, Any]) -> None:
     job = current()
     if job is not None and states.get("device") is not None:
         job.backend.devices.set_random_state(states["device"])
-
-
-def few(names: list[str]) -> str:
-    """Return a text with up to three names and the number of the others."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def of_module(model: torch.nn.Module) -> dict[str, Any]:

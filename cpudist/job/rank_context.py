@@ -40,14 +40,9 @@ def untested_torch() -> str | None:
 
 
 class _Exit(SystemExit):
-    """Raised by `sys.exit` and `exit` during a job. The interpreter gives no exit status to functions of `atexit`.
+    """Raised by `sys.exit` and `exit` during a job. The interpreter gives no exit status to functions of `atexit`."""
 
-    Attributes:
-        uncaught: what has ended the interpreter; None: no call of `sys.exit`. One that the script handles, as around
-            argparse, ends nothing.
-    """
-
-    uncaught: ClassVar[Any] = None
+    uncaught: ClassVar[Any] = None  # the status that has ended the interpreter, not one that the script has handled
 
     def __del__(self) -> None:
         if sys._getframe().f_back is None:  # dropped by the interpreter itself, just before the functions of `atexit`
@@ -209,11 +204,7 @@ class RankContext:
         self._report_aborts()
 
     def end_first(self) -> None:
-        """Register the job's end last, so that at exit it precedes the end of libraries that have started meanwhile.
-
-        Otherwise a rank whose script ends too early would leave its groups, and the others would fail, before the
-        other ranks can learn from its status why.
-        """
+        """Register the end last, so that at exit this rank publishes that it ends before ccl leaves its groups."""
         if not self.interactive:
             atexit.unregister(self._end_with_process)
             atexit.register(self._end_with_process)
@@ -239,7 +230,6 @@ class RankContext:
         self.on_end()
 
     def _serve_stacks(self) -> None:
-        """Let `cpudist stacks` find this rank from now on."""
         job = f"{self.world.hosts[0]}:{self.rendezvous.port}"
         name = name_of(self.world)
         try:

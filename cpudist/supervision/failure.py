@@ -4,9 +4,8 @@ The first rank to fail claims the failure (watch.py), prints its traceback and o
 exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
 ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
 
-A broken connection, or a rank that has left the group, is mostly the consequence of another rank's end. The rank that
-notices it waits some seconds before it reports its error, because the watch, the launcher or the store know which rank
-has ended.
+A broken connection or a group that a rank has left is mostly the consequence of its end. The rank that notices it waits
+some seconds before it reports its error, because the watch, the launcher or the store know which rank has ended.
 """
 
 import re
@@ -28,9 +27,7 @@ INTERRUPTED = 130
 _LONGEST = 200  # characters of an error in the report, whose whole text stands above it
 
 # gloo (torch 2.8 to 2.13) and ccl raise RuntimeError with these words if the other process has ended or left the group.
-_PEER_GONE = re.compile(
-    "connection (closed|reset) by peer|broken pipe|has left the group|leaves the group", re.IGNORECASE
-)
+_PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe|(has left|leaves) the group", re.IGNORECASE)
 
 Show = Callable[[BaseException], None]
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
@@ -63,18 +60,16 @@ def fail(
         _report(error, show, who, alone=bool(rank))
         before_the_end(status)
         abort(status)
-    if _is_peers(error):
+    if _is_of_peer(error):
         time.sleep(GRACE_SECONDS)  # If a rank was lost, the watch or the launcher ends this process meanwhile.
     claimed = watch.claim()
     if claimed:
         if waited := waited_for(error, watch):  # this rank is not the cause
             show(error)
+            for sentence in (*waited[:-1], f"{waited[-1]}; ending the job"):
+                say(sentence)
         else:
             _report(error, show, name_of(watch.world))
-        for sentence in waited[:-1]:
-            say(sentence)
-        for cause in waited[-1:]:
-            say(f"{cause}; ending the job")
     watch.end_job(status, reported=claimed)
 
 
@@ -118,11 +113,10 @@ def waited_for(error: BaseException, watch: Watch | None) -> list[str]:
     if watch is None or not isinstance(error, RuntimeError):  # torch has no own exceptions
         return []
     timed_out = "timed out" in str(error).lower()
-    return watch.waits.explain(timed_out=timed_out) if timed_out or _is_peers(error) else []
+    return watch.waits.explain(timed_out=timed_out) if timed_out or _is_of_peer(error) else []
 
 
-def _is_peers(error: BaseException) -> bool:
-    """Return whether `error` is mostly the consequence of another rank's end."""
+def _is_of_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)) is not None
 
 

@@ -141,7 +141,6 @@ class Watch:
         self._heartbeat.stop()
 
     def close(self) -> None:
-        """Stop the thread and close the connections."""
         if not self._store.closed:
             self.stop()
         self.close_in_child()

@@ -155,7 +155,7 @@ def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_pa
     small = torch.nn.Sequential(torch.nn.Conv2d(3, 9, 3))
     other = torch.optim.SGD(training.model[1].parameters())
     load, save, one, two = cpudist.load, cpudist.save, tmp_path / "one", tmp_path / "two"
-    more = r"it has 1\.weight, 1\.bias, 1\.running_mean and 4 more besides"
+    more = r"it has 1\.weight, 1\.bias, 1\.running_mean and 4 more names besides"
     for call, part in (
         (lambda: load(one, small), rf"(?s)(?=.*{more}).*has 0\.weight of shape \(8, 3, 3, 3\) instead of \(9, 3"),
         (lambda: load(one, torch.nn.Sequential(training.model)), r"has no 0\.0\.weight"),

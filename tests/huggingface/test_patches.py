@@ -149,7 +149,7 @@ def test_use_ipex_clips_by_a_norm_that_is_exact(tmp_path: Path, monkeypatch: pyt
     clip_by_blocks(sharded := SimpleNamespace(distributed_type="FSDP", clip_grad_norm_=None))
     assert sharded.clip_grad_norm_ is None, "of shards"
     clip_by_blocks(accelerator := accelerate.Accelerator())
-    for norm, dtype, error in ((2, torch.float32, 1e-6), (1, torch.float32, 1e-3), (2, torch.float64, 1e-6)):
+    for norm, dtype, error in ((2, torch.float32, 1e-6), (1, torch.float32, 3e-3), (2, torch.float64, 1e-6)):
         parameters = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in ((1 << 20, 4), 4097, 0, ())]
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)

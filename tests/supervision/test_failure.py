@@ -98,12 +98,10 @@ def test_user_errors_before_the_start_are_one_line_of_one_rank(tmp_path: Path) -
 
 @pytest.mark.job
 def test_a_rank_of_a_plain_script_that_ends_too_early_is_named_before_it_leaves_its_groups(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(
+    (path := tmp_path / "script.py").write_text(
         "import cpudist, torch\nrank = cpudist.init('ccl').rank\nfor _ in range(9 - rank):\n"
         "    torch.distributed.all_reduce(torch.ones(1))\n"
     )
     result = run(mpirun(2, sys.executable, str(path)), timeout=BOUND)
-    assert result.returncode != 0, result.output
     never = r"cpudist: rank 1 \(\S+\) never reached all_reduce #9 .*; it was at the end of its script.*; ending the job"
     assert re.fullmatch(never, result.report.strip()), result.output

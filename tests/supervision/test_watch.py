@@ -97,8 +97,7 @@ def test_no_heartbeat_replaces_the_status_at_the_end(server: StoreProcess, monke
         assert not poll(at_end, 0.5), "it waits for the heartbeat"
         go_on.set()
         assert poll(at_end, 20)
-        stop = other.stop
-        monkeypatch.setattr(other, "stop", lambda: (time.sleep(0.5), stop()))
+        monkeypatch.setattr(other, "stop", lambda stop=other.stop: (time.sleep(0.5), stop()))
         host.finish()
         assert host._store.check(["left/1"]), "the rank that serves the store leaves last"
         end.result(20)
