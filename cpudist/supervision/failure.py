@@ -112,8 +112,9 @@ def waited_for(error: BaseException, watch: Watch | None) -> list[str]:
     """Return sentences about the ranks that have caused a collective's error on this rank, most likely cause last."""
     if watch is None or not isinstance(error, RuntimeError):  # torch has no own exceptions
         return []
-    timed_out = "timed out" in str(error).lower()
-    return watch.waits.explain(timed_out=timed_out) if timed_out or _is_of_peer(error) else []
+    if "timed out" in str(error).lower():
+        return watch.waits.explain(timed_out=True)
+    return watch.waits.explain(ended=True) if _is_of_peer(error) else []
 
 
 def _is_of_peer(error: BaseException) -> bool:

@@ -44,19 +44,22 @@ class LongWaits:
             elif call.seconds > LONG_WAIT_SECONDS and call.sequence is not None and call.ranks != ():
                 self._report(store, call, f"{call.name}/{status.line}")
 
-    def explain(self, *, timed_out: bool = False) -> list[str]:
+    def explain(self, *, timed_out: bool = False, ended: bool = False) -> list[str]:
         """Return sentences about the ranks that keep others waiting, most likely cause last; any thread may call this.
 
         The rank that reports a failure calls this. `cpudist launch` is told these ranks, too.
 
         Args:
             timed_out: whether a call of this rank has just timed out.
+            ended: name only ranks whose script has ended, and none to launch.
         """
         try:
             with contextlib.closing(Connection(self.address, _STORE_SECONDS)) as connection:
                 found = self.explanation(connection, timed_out=timed_out)
         except (StoreLost, StartupTimeout):
             return []
+        if ended:
+            return found.ended()
         tell_launch(found.blamed())
         sentences = found.sentences()
         return [*sentences[1:], *sentences[:1]]

@@ -50,7 +50,7 @@ class Explanation:
         self.waits = self._waits()
 
     def sentences(self) -> list[str]:
-        """Return sentences, the most likely cause first; none if no rank waits, and none has ended."""
+        """Return sentences, the most likely cause first; none if no rank waits."""
         kinds = [
             self._not_answering(),
             self._mismatches(),
@@ -59,7 +59,12 @@ class Explanation:
             self._messages(),
             self._nobody_missing(),
         ]
-        return [sentence for kind in kinds for sentence in _few(kind)] or _few(self._ended())
+        return [sentence for kind in kinds for sentence in _few(kind)]
+
+    def ended(self) -> list[str]:
+        """Return sentences about the ranks whose script has ended, with which other ranks may still communicate."""
+        ended = [rank for rank, place in self.known.items() if place.at_end]
+        return _few([f"{self._name([rank])} makes no calls any more; it was {self._place(rank)}" for rank in ended])
 
     def blamed(self) -> list[int]:
         """Return the ranks of the most likely cause; none if no rank is missing."""
@@ -178,11 +183,6 @@ class Explanation:
             and not wait.not_answering(self.statuses)
             and len(_kinds(wait)) == 1
         ]
-
-    def _ended(self) -> list[str]:
-        """Name the ranks whose script has ended, which other ranks may have called until they failed."""
-        ended = [rank for rank, place in self.known.items() if place.at_end]
-        return [f"{self._name([rank])} makes no calls any more; it was {self._place(rank)}" for rank in ended]
 
     def _name(self, ranks: Sequence[int]) -> str:
         """Return ranks and their hosts as text: ranks 0-2, 5 (h0, h1)."""

@@ -126,7 +126,6 @@ CASES: dict[str, list[RankStatus | None]] = {
     "the calls of a rank are not known, and another rank is missing": [WAIT[0], computes(1), WAIT[2], BLOCKED],
     "a rank is at its end": [WAIT[0], ENDED, *WAIT[2:]],
     "a rank is at its end, and another is late": [computes(0), ENDED, *WAIT[2:]],
-    "a rank is at its end, and the call that missed it has failed": [computes(0), ENDED],
     "the calls differ": [*WAIT[:3], waits(3, GATHER, line="eval.py:5")],
     "the sizes differ": [WAIT[0], waits(1, SMALL), *WAIT[2:]],
     "the sizes may differ": [*(waits(rank, call) for rank, call in enumerate(SHARES)), computes(3)],
@@ -190,6 +189,14 @@ def test_of_many_ranks_that_are_late_or_lost_the_first_are_named() -> None:
     assert more == "1 more rank lost"
     (one_of_its_host,) = rank_texts.explain_lost(cut_off, {}, HOSTS)
     assert one_of_its_host.startswith("rank 2 on h1 cannot be reached any more")
+
+
+def test_ranks_that_have_ended_are_named_where_no_rank_waits_for_them_any_more() -> None:
+    found = Explanation({0: computes(0), 1: ENDED}, HOSTS)
+    assert found.sentences() == []
+    assert found.ended() == [
+        "rank 1 (h0) makes no calls any more; it was at the end of its script, last in train.py:99"
+    ]
 
 
 def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:
