@@ -72,9 +72,8 @@ def _hosts(hosts: list[Host], interface: str | None) -> list[Finding]:
 
 def _verdict(findings: Sequence[Finding]) -> str:
     errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
-    what = (
-        "a job would fail" if errors else "a job would run, but not as well as it could" if warnings else "all is well"
-    )
+    less = "a job would run, but not as well as it could" if warnings else "all is well"
+    what = "a job would fail" if errors else less
     return f"{number_of(errors, 'error')}, {number_of(warnings, 'warning')}: {what}"
 
 

@@ -45,9 +45,7 @@ def add_options(parser: Parser) -> None:
     add_ranks_per_node(parser, "per_host", "what the hostfile says, otherwise what cpudist plan --measure has found")
     mpis, which = ["auto", *MPI_BY_OPTION], "which MPI's mpirun (default: the first one found)"
     parser.add_argument("--mpi", choices=mpis, default="auto", help=which)
-    parser.add_argument(
-        "--interface", metavar="NAME", help="network interface for all traffic of the job, such as eth0"
-    )
+    parser.add_argument("--interface", metavar="NAME", help="network interface for all traffic, such as eth0")
     add_common_options(parser)
     fewest = "restart on no fewer hosts (default: all hosts of the job)"
     parser.add_argument("--min-nodes", type=count, metavar="N", help=fewest)

@@ -240,9 +240,7 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list
         message = f"has a folder {os.getcwd()} of its own: checkpoints need one that all hosts share"
         wrong("warning", message, "share one by NFS, or save in a folder that is shared")
     if abs(found.skew) > _SKEW_SECONDS:
-        wrong(
-            "warning", f"has a clock that is {found.skew:+.0f} s off ours", "synchronise them: apt-get install chrony"
-        )
+        wrong("warning", f"has a clock that is {found.skew:+.0f} s off ours", "synchronise: apt-get install chrony")
     needed = _RANK_BYTES * (host.slots or 1)
     if found.memory < needed:
         wrong(

@@ -10,9 +10,7 @@ from cpudist.hosts.remote import names, place
 from cpudist.launchers.mpi_launcher import Host
 
 _MOST_IN_ALL_PAIRS = 32
-_REMEDY = (
-    "open ports 1024 to 65535 between hosts, or mend the address (/etc/hosts, --interface) or the route (ip route)"
-)
+_REMEDY = "open ports 1024 to 65535 between hosts, or mend the address (/etc/hosts, --interface) or route (ip route)"
 _FABRICS = Path("/sys/class/infiniband")  # adapters of InfiniBand, Omni-Path, RoCE and EFA
 _MTU_REMEDY = "set the network's MTU on all hosts: ip link set eth0 mtu 1500"
 
