@@ -74,7 +74,8 @@ class Watch:
         self._hosts = hosts
         self._own_status = status
         # `cpudist launch` names the hosts of its jobs itself.
-        self._silent_hosts = None if JOB_ID in os.environ else SilentHosts(address.keepalive_timeout)
+        names_hosts = world.node_count > 1 and JOB_ID not in os.environ
+        self._silent_hosts = SilentHosts(address.keepalive_timeout) if names_hosts else None
         self.waits = LongWaits(world, hosts, address, heartbeat.answer_seconds, timeout)
         self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process
