@@ -1,18 +1,22 @@
 """Copy all output of this rank to a file (`--log-dir`), or discard what ranks other than 0 print, and say so once."""
 
+from __future__ import annotations
+
 import atexit
 import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.job import Job
 from cpudist.processes.ending import flush_output
 from cpudist.world import name_of
+
+if TYPE_CHECKING:  # this module is imported before the rank is pinned, and so before torch
+    from cpudist.job import Job
 
 _RANKS = "cpudist/output/discarded"  # number of ranks that have found discarded output
 _discarded: int | None = None  # descriptor of the file of `discard_output`
