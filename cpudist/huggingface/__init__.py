@@ -8,8 +8,6 @@ patches that no longer fit, and widen `KNOWN`.
 It must not import launchers, programs or command lines.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Iterator

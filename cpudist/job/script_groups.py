@@ -1,20 +1,16 @@
 """Let a script that calls `init_process_group` itself join the job, which has a process group already."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from cpudist.errors import UserError
+from cpudist.job.job import Job
 from cpudist.patching.patch import Patch
-
-if TYPE_CHECKING:
-    from cpudist.job.job import Job
-    from cpudist.world import World
+from cpudist.world import World
 
 
 def _joining(original: Any, job: Job) -> Any:

@@ -1,14 +1,10 @@
 """Record when the gradients of a step are complete; `cpudist forecast` uses these times."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpudist.observability.observers import ObservedJob, Observer
-
-if TYPE_CHECKING:
-    from cpudist.observability.record import RunRecord
+from cpudist.observability.record import RunRecord
 
 _FIRST, _STEPS = 6, 5  # Measure five steps after the first six, in which --compress auto chooses a scheme.
 _GROUPS, _GROUP_BYTES = 32, 5 << 20  # Record at most 32 groups, each at least as large as a DDP bucket between hosts.

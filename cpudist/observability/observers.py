@@ -8,24 +8,20 @@ The heartbeat's thread calls `beat` and `PaceMeter.read`. They take no lock, and
 script can hold (supervision/heartbeat.py).
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
+
+from torch.distributed import Store
 
 from cpudist.backends import Backend
+from cpudist.balance.agreed import Balance
 from cpudist.console import say
 from cpudist.store import Connection, StoreLost
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from cpudist.balance.agreed import Balance
-    from cpudist.supervision.rank_status import RankStatus
-    from cpudist.supervision.step_counter import StepCounter
-    from cpudist.world import RankInfo, World
+from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.step_counter import StepCounter
+from cpudist.world import RankInfo, World
 
 
 class ObservedJob(Protocol):

@@ -8,25 +8,21 @@ that rank. If there is none, or no launcher kills the rank, it ends itself: each
 which needs no such lock; it writes the stacks, too.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpudist.console import say
 from cpudist.patching.undo import Changes
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision.abort import abort
 from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.step_counter import StepCounter
 from cpudist.supervision.watch import CLAIMS, REPORTED
 from cpudist.world import World
-
-if TYPE_CHECKING:
-    from cpudist.supervision.step_counter import StepCounter
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
 _SHOWN = "stall/shown/{rank}"  # set once this rank has written its stacks
