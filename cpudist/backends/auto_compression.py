@@ -21,8 +21,8 @@ _SHARE = 0.1  # Gradients are compressed if communication takes more than this s
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
     """Measure the first steps of a model, then call `chosen` with "none" or "bf16" and the reason, on all ranks.
 
-    `chosen` is called at the end of a backward pass in which DDP has averaged. All ranks make the same number of these,
-    but perhaps not of forward passes. `chosen` may communicate, and register a communication hook.
+    `chosen` is called at the end of a backward pass in which DDP has averaged. Ranks make equally many such backward
+    passes; their forward passes may differ. `chosen` may communicate, and register a communication hook.
 
     Args:
         model: the model. Without DDP, with another communication hook, or without float32 gradients, `chosen` is called

@@ -14,7 +14,7 @@ import torch.distributed as dist
 Candidate = Callable[[int], list[float]]
 
 CCL, GLOO = "ccl", "gloo"
-COPY, ALONE = "memory copy", "no communication"  # candidates that need no network
+COPY, ALONE = "memory copy", "no communication"  # names of candidates that use no network
 _TURN_SECONDS = 1.0
 _FEWEST_CALLS = 8  # A turn keeps at least so many calls, or a fifth: more than its warm-up.
 

@@ -4,10 +4,9 @@
     optimizer  state, NAME, KEY: tensor or object;  param_groups
     random     RANK: the states of random generators
     values     NAME: a plain value
-    NAME       the state of anything else that was given: a module as "model" is, otherwise one object
+    NAME       any other argument; modules are stored like model, others are pickled whole
 
-DCP flattens dicts and converts their keys to text. So other values than tensors are put into tuples, which DCP pickles
-whole.
+DCP flattens dicts and converts their keys to text. So values other than tensors are in tuples, which DCP pickles whole.
 """
 
 import copy

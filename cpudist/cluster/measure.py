@@ -30,7 +30,7 @@ _COPIED_BYTES = 1 << 27  # more than caches hold
 _RATE_SECONDS = 1.0
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
 _CALLS, _SECONDS = 10, 2.0  # limits of one measurement, because a slow network takes long
-_AGAIN = 4  # measure slow hosts and links this often again, because other programs' noise passes
+_AGAIN = 4  # Slow hosts and links are measured again so often, because other programs' noise passes.
 _STEPS, _SAMPLES = 5, 24
 
 

@@ -63,8 +63,8 @@ def notebook_launcher(
         master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
         node_rank: number of this node, from 0 on.
         num_nodes: number of nodes.
-        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: taken, and without effect, since torchelastic is not
-            used; several nodes meet at `rdzv_endpoint` where there is no `master_addr`.
+        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: accepted without effect, since torchelastic is not
+            used; without `master_addr`, several nodes meet at `rdzv_endpoint`.
         rdzv_id: the job's name; notebooks with another name do not join.
         max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT has the number so far.
         log_line_prefix_template: shows all ranks' output, each line with this prefix, as torchelastic does:

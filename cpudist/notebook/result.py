@@ -120,7 +120,7 @@ class Failure:
 class ResultChannel:
     """Result channel from a rank to its notebook: a memory file with figures (PNG) and one result or failure."""
 
-    of_rank_0: ClassVar[ResultChannel | None] = None  # in rank 0's process
+    of_rank_0: ClassVar[ResultChannel | None] = None  # set in rank 0's process only
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = os.memfd_create("cpudist-notebook") if descriptor is None else descriptor

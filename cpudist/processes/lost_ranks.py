@@ -2,7 +2,7 @@
 
 The store, the other ranks and `cpudist launch` may each notice it; they report it with the same sentence. The rank that
 reports a failure also writes the ranks that caused it into a file. The node agent on its host (hosts/node_agent.py)
-passes these ranks on to `cpudist launch`, which may leave out their host.
+names these ranks to `cpudist launch`, which may then drop their host.
 """
 
 import json

@@ -6,7 +6,7 @@ the limit; its variables have the number.
 
 Control groups of version 1, version 2 or both at once are read (docs.kernel.org/admin-guide). A limit holds for a group
 and all groups below it, so the smallest limit of the group and its parents applies. A container shows no groups above
-its own root. Limits there cannot be seen, except for cpusets, which the kernel applies to the affinity mask.
+its own root. Limits there are invisible, except for cpusets, which the kernel applies to the affinity mask.
 """
 
 import re

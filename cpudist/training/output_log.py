@@ -74,7 +74,7 @@ def discard_output() -> None:
     """
     global _discarded
     _discarded = os.memfd_create("standard output")
-    fcntl.fcntl(_discarded, fcntl.F_SETFL, os.O_APPEND)  # a writer goes on at the end, which `look` moves to 0
+    fcntl.fcntl(_discarded, fcntl.F_SETFL, os.O_APPEND)  # writers append, also after `look` has truncated it
     os.dup2(_discarded, sys.stdout.fileno())
 
 

@@ -28,7 +28,7 @@ def find_oneccl() -> Path | None:
 
 @cache
 def find_libraries() -> Path | None:
-    """Return the folder into which pip has installed libhwloc, and an MPI, for oneCCL; None if there is no libhwloc."""
+    """Return pip's folder with oneCCL's libhwloc and MPI; None without libhwloc."""
     prefix = _find("tcmlib", "ccl", _HWLOC)
     return prefix and prefix / "lib"
 
