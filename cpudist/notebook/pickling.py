@@ -13,6 +13,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -129,7 +130,7 @@ def _used_by(function: types.FunctionType) -> dict[str, Any]:
     for code in codes:
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return {
-        **inspect.getclosurevars(function).nonlocals,
-        **{name: variables[name] for name in names & variables.keys()},
-    }
+    used = {name: variables[name] for name in names & variables.keys()}
+    with suppress(ValueError):  # a closure variable is not assigned yet
+        used |= inspect.getclosurevars(function).nonlocals
+    return used
