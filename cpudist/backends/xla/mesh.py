@@ -17,11 +17,7 @@ _AXIS = re.compile(r"([A-Za-z_]\w*)=(-1|[1-9]\d*)")
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the number of devices along each axis in `text`. One number may be -1, for all other devices.
-
-    Raises:
-        UserError: the text is no list of axes.
-    """
+    """Return the number of devices along each axis in `text`, or raise `UserError`. One number may be -1, the rest."""
     axes: dict[str, int] = {}
     for part in text.replace(" ", "").split(","):
         found = _AXIS.fullmatch(part)
@@ -43,11 +39,7 @@ def places(axes: Mapping[str, int]) -> int | None:
 
 
 def fit(axes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """Return the axes for `devices` devices, with -1 replaced by a number.
-
-    Raises:
-        UserError: the axes need another number of devices.
-    """
+    """Return the axes with -1 replaced by a number, or raise `UserError` if they need more or fewer `devices`."""
     given = math.prod(size for size in axes.values() if size != -1)
     fitted = {name: devices // given if size == -1 else size for name, size in axes.items()}
     if places(fitted) != devices:

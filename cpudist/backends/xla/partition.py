@@ -54,11 +54,7 @@ def parts(entry: Entry, sizes: Mapping[str, int]) -> int:
 
 
 def spec_of_batch(shape: Sequence[int], entry: Entry, sizes: Mapping[str, int]) -> Spec:
-    """Return the spec of a batch whose first axis is divided by `entry`, on a mesh whose axes have these sizes.
-
-    Raises:
-        UserError: the first axis does not divide evenly.
-    """
+    """Return the spec of a batch whose first axis `entry` divides evenly; otherwise raise `UserError`."""
     if shape[0] % parts(entry, sizes):
         raise UserError(
             f"a batch ({' x '.join(map(str, shape))}) does not divide evenly by {', '.join(entry)} on the "

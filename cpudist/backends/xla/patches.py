@@ -10,7 +10,8 @@ of the runtime's own collectives raise an error. docs/xla.md lists every functio
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,9 @@ from cpudist.errors import UserError
 from cpudist.patching.patch import Patch, adjusted, apply
 from cpudist.patching.undo import Changes
 from cpudist.world import World
+
+if TYPE_CHECKING:
+    from cpudist.backends.xla.program import Program
 
 _OPERATIONS = {
     xla_model.REDUCE_SUM: dist.ReduceOp.SUM,
@@ -55,45 +59,54 @@ def make_one_world(world: World, changes: Changes) -> None:
                 library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
 
 
-class Starts(NamedTuple):
-    """What functions of torch_xla that start processes are called in."""
+def _spawn(
+    program: "Program", fn: Callable[..., Any], args: Any = (), nprocs: int | None = None, *_: Any, **__: Any
+) -> None:
+    """Replace `xmp.spawn`: call the function in this process, since all ranks run already.
 
-    world: World
-    mesh: bool
+    The script must not request other ranks than the job has: `nprocs`, or one for each device.
+    """
+    world, count = program.world, runtime.addressable_runtime_device_count()
+    if program.sharding is not None:
+        raise UserError(
+            "torch_xla.launch and xmp.spawn start a rank for each device, and --mesh makes one program of all; "
+            "call the function itself, or leave --mesh out"
+        )
+    if nprocs not in (None, world.size):
+        raise UserError(
+            f"the script asks torch_xla for {nprocs} processes (nprocs), and {world.launcher} has started "
+            f"{world.size}; start that many ranks, or leave nprocs out"
+        )
+    if count > 1 and nprocs is None:
+        raise UserError(
+            f"torch_xla.launch and xmp.spawn are to use each device, and this one process has {count}: start {count} "
+            f"ranks (mpirun -n {count}, torchrun --nproc-per-node={count}) with one device each, or write the script "
+            "for --mesh"
+        )
+    fn(world.rank, *args)
 
 
-def _spawn(starts: Starts) -> Callable[..., None]:
-    """Return an `xmp.spawn` that calls its function in this process, since all ranks run already."""
-
-    def spawn(fn: Callable[..., Any], args: Any = (), nprocs: int | None = None, *_: Any, **__: Any) -> None:
-        _check_devices_are_used(*starts, nprocs)
-        fn(starts.world.rank, *args)
-
-    return spawn
-
-
-def _launch(starts: Starts) -> Callable[..., None]:
-    spawn = _spawn(starts)
-
-    def launch(
-        fn: Callable[..., Any], args: Any = (), start_method: str = "spawn", debug_single_process: bool = False
-    ) -> None:
-        spawn(fn, args, 1 if debug_single_process else None)
-
-    return launch
+def _launch(
+    program: "Program",
+    fn: Callable[..., Any],
+    args: Any = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> None:
+    _spawn(program, fn, args, 1 if debug_single_process else None)
 
 
-def _use_spmd(original: Callable[..., Any], starts: Starts) -> Callable[..., None]:
+def _use_spmd(original: Callable[..., Any], program: "Program") -> Callable[..., None]:
     def use_spmd(auto: bool = False) -> None:
         asked = "use_spmd(auto=True)" if auto else "use_spmd()"
-        pjrt.check_one_program(asked, starts.world.size, auto=auto, meshed=starts.mesh)
-        if not starts.mesh:
+        pjrt.check_one_program(asked, program.world.size, auto=auto, meshed=program.sharding is not None)
+        if program.sharding is None:
             original(auto)
 
     return use_spmd
 
 
-def _kept_parameters(original: Callable[..., Any], _: Starts) -> Callable[..., Any]:
+def _kept_parameters(original: Callable[..., Any], _: object) -> Callable[..., Any]:
     options = torch.__future__
 
     def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -124,11 +137,7 @@ def _on_request(original: Callable[..., Any], _: object) -> Callable[..., Any]:
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
-    """Replace `xm.all_reduce`: reduce over all ranks of the job, one tensor into a new tensor, several in place.
-
-    Raises:
-        UserError: groups are given, or the host's backend does not have the reduction.
-    """
+    """Replace `xm.all_reduce`: reduce over all ranks of the job, one tensor into a new tensor, several in place."""
     if groups or reduce_type not in _OPERATIONS:
         what = f"the reduction {reduce_type!r}" if reduce_type not in _OPERATIONS else "groups"
         raise UserError(
@@ -150,9 +159,6 @@ def all_gather(
 
     Values without dimensions are joined into a vector. If `output` is given, the result is copied into it. Later
     arguments concern the runtime's channel numbers and layouts, and are ignored.
-
-    Raises:
-        UserError: groups are given.
     """
     if groups:
         raise UserError("xm.all_gather: several CPU processes gather through the host; leave groups out")
@@ -167,41 +173,13 @@ def all_gather(
 
 
 def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None) -> list[bytes]:
-    """Replace `xm.xla_rendezvous`: return every rank's payload, in rank order.
-
-    Raises:
-        UserError: `ordinals` names only some of the ranks.
-    """
+    """Replace `xm.xla_rendezvous`: return every rank's payload, in rank order."""
     if ordinals and len(ordinals) != dist.get_world_size():
         raise UserError(f"xm.rendezvous({tag!r}): only all ranks can meet; leave replicas {list(ordinals)} out")
     torch_xla.sync(reset_scope=False)
     payloads: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(payloads, payload)
     return payloads
-
-
-def _check_devices_are_used(world: World, mesh: bool, processes: int | None) -> None:
-    """Raise `UserError` if the script requests another number of processes than the job has ranks.
-
-    `processes` is the number that the script requests; None: one for each device.
-    """
-    if mesh:
-        raise UserError(
-            "torch_xla.launch and xmp.spawn start a rank for each device, and --mesh makes one program of all; "
-            "call the function itself, or leave --mesh out"
-        )
-    if processes not in (None, world.size):
-        raise UserError(
-            f"the script asks torch_xla for {processes} processes (nprocs), and {world.launcher} has started "
-            f"{world.size}; start that many ranks, or leave nprocs out"
-        )
-    count = runtime.addressable_runtime_device_count()
-    if count > 1 and processes is None:
-        raise UserError(
-            f"torch_xla.launch and xmp.spawn are to use each device, and this one process has {count}: start {count} "
-            f"ranks (mpirun -n {count}, torchrun --nproc-per-node={count}) with one device each, or write the script "
-            "for --mesh"
-        )
 
 
 def _refusing(name: str) -> Callable[..., Any]:
@@ -214,25 +192,26 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _answering(answer: Callable[[World], int]) -> Callable[[Any, World], Callable[[], int]]:
-    return lambda _, world: lambda: answer(world)
+def _answering(field: str) -> Callable[[Any, World], Callable[[], int]]:
+    return lambda _, world: lambda: getattr(world, field)
 
 
-_ANSWERS: dict[str, Callable[[World], int]] = {
-    "world_size": lambda world: world.size,
-    "global_device_count": lambda world: world.size,
-    "process_count": lambda world: world.size,
-    "global_ordinal": lambda world: world.rank,
-    "process_index": lambda world: world.rank,
-    "local_ordinal": lambda world: world.local_rank,
-    "local_process_count": lambda world: world.local_size,
-    "host_index": lambda world: world.node_rank,
+# Functions of torch_xla.runtime, and the field of `World` that each returns.
+_ANSWERS = {
+    "world_size": "size",
+    "global_device_count": "size",
+    "process_count": "size",
+    "global_ordinal": "rank",
+    "process_index": "rank",
+    "local_ordinal": "local_rank",
+    "local_process_count": "local_size",
+    "host_index": "node_rank",
 }
 _ALONE = "the runtime takes each CPU process for a world of its own (pytorch/xla#9496)"
 
 # For several CPU processes, which meet through the host. The context is the `World`.
 ONE_WORLD = (
-    *(Patch(f"torch_xla.runtime:{name}", _ALONE, _answering(answer), "") for name, answer in _ANSWERS.items()),
+    *(Patch(f"torch_xla.runtime:{name}", _ALONE, _answering(field), "") for name, field in _ANSWERS.items()),
     Patch("torch_xla.core.xla_model:all_reduce", _ALONE, lambda *_: all_reduce, "reduce_type, inputs, scale, ..."),
     Patch("torch_xla.core.xla_model:all_gather", _ALONE, lambda *_: all_gather, "value, dim, groups, output, ..."),
     Patch("torch_xla.core.xla_model:xla_rendezvous", _ALONE, lambda *_: xla_rendezvous, "payload, ordinals, tag"),
@@ -246,13 +225,15 @@ ONE_WORLD = (
     ),
 )
 
-# For every job on xla. The context is a `Starts`.
+_RUN = "the ranks run already"
+
+# For every job on xla. The context is its `Program`.
 PATCHES = (
-    Patch("torch_xla:launch", "the ranks run already", lambda _, starts: _launch(starts), "fn, args, ..."),
+    Patch("torch_xla:launch", _RUN, lambda _, program: partial(_launch, program), "fn, args, ..."),
     Patch(
         "torch_xla.distributed.xla_multiprocessing:spawn",
-        "the ranks run already",
-        lambda _, starts: _spawn(starts),
+        _RUN,
+        lambda _, program: partial(_spawn, program),
         "fn, args, nprocs, ...",
     ),
     Patch("torch_xla.runtime:use_spmd", "SPMD is one process's; --mesh has called it", _use_spmd, "auto"),

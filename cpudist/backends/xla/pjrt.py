@@ -39,10 +39,7 @@ class Choice:
 
 
 def missing() -> str | None:
-    """Return why torch_xla does not fit this torch, with the pip command as remedy; None if it fits.
-
-    This imports neither package.
-    """
+    """Return why torch_xla does not fit this torch, with the pip command as remedy; None if it fits."""
     torch = version("torch")
     wanted = _FITTING.get(_release(torch))
     if wanted is None:
@@ -67,14 +64,9 @@ def unusable(asked: str | None, variables: Mapping[str, str]) -> str | None:
 
 
 def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
-    """Return the kind of device from ``--device``, else from PJRT_DEVICE, else the fastest kind of this host.
+    """Return the kind of device from ``--device`` (`asked`), else from PJRT_DEVICE, else the fastest of this host.
 
-    Args:
-        asked: the value of ``--device``, one of `KINDS`; None if it is not given.
-        variables: the environment.
-
-    Raises:
-        UserError: --device and PJRT_DEVICE contradict each other, or PJRT_DEVICE is not one of `KINDS`.
+    PJRT_DEVICE must be one of `KINDS`, and must not contradict ``--device``; otherwise raise `UserError`.
     """
     said = variables.get("PJRT_DEVICE", "").split("_")[0].lower()
     said = "cuda" if said == "gpu" else said
@@ -100,11 +92,7 @@ def check_variables(variables: Mapping[str, str], ranks: int, *, meshed: bool) -
 
 
 def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> None:
-    """Check that the variable or call `asked` may turn on SPMD; with `auto`, the compiler chooses the sharding.
-
-    Raises:
-        UserError: `auto` contradicts --mesh (`meshed`), or the job has several ranks and no mesh.
-    """
+    """Raise `UserError` if the variable or call `asked` must not turn on SPMD; `auto`: the compiler's own sharding."""
     if meshed and auto:
         raise UserError(f"{asked} lets the compiler choose how tensors lie; leave that, or --mesh, out")
     if not meshed and ranks > 1:
@@ -117,9 +105,7 @@ def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> No
 def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> None:
     """Set the runtime's environment variables for the devices of a job, until `changes` are undone.
 
-    Raises:
-        UserError: the mesh is invalid, or an earlier job of this process has started the runtime with other devices or
-            another --mesh. The runtime reads both only once in a process.
+    The runtime reads devices and --mesh only once in a process: others than those of an earlier job are a `UserError`.
     """
     global _started_with
     changes.variable("PJRT_DEVICE", choice.kind.upper())

@@ -2,35 +2,36 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed import Store
 from torch_xla import runtime
 from torch_xla.debug import metrics
 
+from cpudist import backends
 from cpudist.backends.process_group import ProcessGroupBackend
-from cpudist.backends.xla import joining, patches, pjrt
+from cpudist.backends.xla import patches, pjrt
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.launchers.env import Env
 from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
+from cpudist.rendezvous import all_gather
 from cpudist.world import World
 
 
 class Program:
-    """Start the runtime, and patch it for this job.
+    """Start the runtime, connect the ranks through the host or by the runtime, and patch torch_xla for this job.
 
     The runtime reads its variables when torch_xla is imported or first used. So call `pjrt.set_variables` before the
-    import of this module.
+    import of this module. A wrong mesh, and ranks that the runtime cannot connect, are a `UserError`.
 
     Attributes:
         host: the backend for CPU tensors; None under a mesh, which allows no other process group.
         sharding: the placement of tensors on the mesh; None without a mesh.
-
-    Raises:
-        UserError: the mesh is invalid, or the runtime cannot connect the job's processes.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Program:
         timeout: float,
         changes: Changes,
     ) -> None:
+        self.world = world
         self._choice = choice
         self._changes = changes
         self.host: ProcessGroupBackend | None = None
@@ -51,26 +53,26 @@ class Program:
 
             cuda_plugin.register(world, changes)
         if options["mesh"] is None:
-            self.host = joining.agree_on_host(world, store, timeout)
+            self.host = _agree_on_host(world, store, timeout)
         try:
-            self._connect(options, world)
+            self._connect(options)
         except RuntimeError as error:  # raised by torch_xla if the device does not start
             reason = str(error).splitlines()[0].rpartition("Bad StatusOr access: ")[2][:80]
             raise UserError(
                 f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; check that the device is there and free"
             ) from error
         # After `Sharding`, which needs the runtime's own use_spmd.
-        apply(patches.PATCHES, patches.Starts(world, self.sharding is not None), changes)
+        apply(patches.PATCHES, self, changes)
         self._compiled_before = _compiled()
 
-    def _connect(self, options: Mapping[str, Any], world: World) -> None:
+    def _connect(self, options: Mapping[str, Any]) -> None:
         """Use the devices for the first time, and connect the devices of all ranks."""
         if self.host is None:
-            self.sharding = Sharding(options, world, self._changes)
+            self.sharding = Sharding(options, self.world, self._changes)
         elif not self.through_host:
-            joining.join_runtime(world)
-        elif world.size > 1 or runtime.addressable_runtime_device_count() > 1:
-            patches.make_one_world(world, self._changes)
+            _join_runtime(self.world)
+        elif self.world.size > 1 or runtime.addressable_runtime_device_count() > 1:
+            patches.make_one_world(self.world, self._changes)
 
     @property
     def through_host(self) -> bool:
@@ -115,6 +117,45 @@ class Program:
             details["mesh"] = self.sharding.mesh_text
         (count, seconds), (earlier, in_seconds) = _compiled(), self._compiled_before
         return {**details, "graphs_compiled": count - earlier, "compile_seconds": round(seconds - in_seconds, 3)}
+
+
+def _agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBackend:
+    """Return the fastest backend between hosts that every rank can use: ccl, or gloo with a warning."""
+    found = backends.first_usable(
+        backends.AUTO,
+        {},
+        lambda key, own: all_gather(store, world.rank, world.size, key, own, timeout),
+        is_main_process=world.rank == 0 and world.size > 1,
+    )
+    return cast(ProcessGroupBackend, found)
+
+
+def _join_runtime(world: World) -> None:
+    """Make the runtime connect the devices of all ranks. Call it before any other use of the runtime.
+
+    A number of ranks, or an order, that differs from the launcher's is a `UserError`.
+    """
+    if world.size > 1:
+        # torchrun's variables of this rank, because the runtime supports no other launcher.
+        variables = {name: str(getattr(world, field)) for field, name in Env.placement_variables.items()}
+        variables |= {"MASTER_ADDR": world.hosts[0], "TORCHELASTIC_RUN_ID": "cpudist"}
+        with Changes() as changes:
+            for name, value in variables.items():
+                changes.default_variable(name, value)
+            # The runtime chooses the process's device here, once for all calls; the store that it yields is not used.
+            next(dist.rendezvous("xla://"))
+    connected = runtime.world_size(), runtime.process_count()
+    if connected != (world.size, world.size):
+        raise UserError(
+            f"the runtime has connected {connected[0]} devices of {connected[1]} processes, and this job has "
+            f"{world.size} ranks ({world.launcher}); start one rank for each device, or one process with --mesh"
+        )
+    if runtime.global_ordinal() != world.rank:
+        raise UserError(
+            f"rank {world.rank} ({world.launcher}) has the device that the runtime numbers {runtime.global_ordinal()}, "
+            "and collectives go by that number; start the ranks in the order of the devices, as torchrun does, or one "
+            "process with --mesh"
+        )
 
 
 def _compiled() -> tuple[int, float]:

@@ -25,15 +25,7 @@ from cpudist.world import World
 
 
 class Sharding:
-    """The mesh of a job, which is one program over all devices. Create it before a tensor is on a device.
-
-    Args:
-        options: the backend's options, with the value of ``--mesh``.
-        changes: the job's changes, which the job undoes at its end.
-
-    Raises:
-        UserError: the mesh is invalid, or the runtime cannot connect the job's processes.
-    """
+    """The mesh of a job, which is one program over all devices. Create it before a tensor is on a device."""
 
     def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
         axes = mesh.parse(options["mesh"])
@@ -65,11 +57,7 @@ class Sharding:
                 raise UserError(f"under --mesh there is no DDP to take {name}=, which changes results; leave it out")
 
     def mark_for_script(self, t: Any, mesh: Any, partition_spec: Any) -> Any:
-        """Replace `mark_sharding` for scripts.
-
-        Raises:
-            UserError: the tensor is a parameter that --mesh has already placed.
-        """
+        """Replace `mark_sharding` for scripts."""
         if t in self._placed:
             raise UserError(
                 f"the script calls mark_sharding for {self._placed[t]}, which --mesh has placed; leave one of them out"
@@ -77,11 +65,7 @@ class Sharding:
         return self._mark(t, mesh, partition_spec)
 
     def watch(self, model: torch.nn.Module) -> Any:
-        """Place the parameters of `model` on the mesh, and its inputs in every forward pass.
-
-        Returns:
-            The handle of the hook that places inputs.
-        """
+        """Place the parameters of `model` on the mesh, and its inputs by a hook, whose handle is returned."""
         if self._show:
             self._show(f"mesh {self.mesh_text} of {self.mesh.size()} devices, in row-major order:")
         for name, parameter in model.named_parameters():
