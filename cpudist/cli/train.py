@@ -74,19 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script_in(words: Sequence[str]) -> str:
-    """Return the script that `cpudist-train` runs with these arguments; an empty text where it runs a module.
-
-    Raises:
-        UserError: the arguments are wrong.
-    """
+    """Return the script that `cpudist-train` runs with these arguments; an empty text where it runs a module."""
     options = _parse(_parser(), list(words))
     return options.target if not options.module and str(options.target).endswith(".py") else ""
 
 
 def _arrange_output(launcher: Launcher) -> None:
-    """Print lines at once. CPUDIST_OUTPUT, set by `cpudist launch`, selects rank 0's lines, or complete lines of all
-    ranks.
-    """
+    """Print lines at once: rank 0's, or complete ones of all ranks, as CPUDIST_OUTPUT of `cpudist launch` says."""
     show_lines_at_once()
     wanted = os.environ.get("CPUDIST_OUTPUT")
     if wanted == "rank0" and launcher.rank:

@@ -18,7 +18,6 @@ class Communication:
     """Applies the compression that the user has chosen for the job or for one of its models.
 
     Attributes:
-        world: this rank's place among the others.
         compression: the default scheme of the job's models (`--compress`); None if the user has set none.
 
     Args:
@@ -35,24 +34,12 @@ class Communication:
         self._dropped = False  # whether `device_ids` have been dropped
 
     def set_compression(self, scheme: str, asked: str) -> None:
-        """Set the default scheme of the job's models.
-
-        Args:
-            scheme: the scheme.
-            asked: the option as the user wrote it, for messages.
-
-        Raises:
-            UserError: the scheme does not exist, or the backend does not have it.
-        """
+        """Set the default scheme of the job's models, or raise UserError; `asked`: the option as the user wrote it."""
         check_backend(self._backend, check_scheme(scheme, asked), asked)
         self.compression = scheme
 
     def applicable(self, scheme: str | None) -> str | None:
-        """Return a model's own scheme, or "none" if the backend does not have it; rank 0 then prints one line.
-
-        Raises:
-            UserError: no backend has the scheme.
-        """
+        """Return a model's own scheme, or "none" if only other backends have it; rank 0 then prints one line."""
         if scheme is None or has(self._backend, check_scheme(scheme, f"compress={scheme!r}")):
             return scheme
         if self.world.rank == 0:
@@ -62,12 +49,7 @@ class Communication:
     def wrap(self, wrap: Callable[[], torch.nn.Module], scheme: str | None = None) -> torch.nn.Module:
         """Return the model that `wrap` returns, whose gradients are sent in fewer bits. All ranks call it.
 
-        Args:
-            wrap: calls `Backend.wrap` or accelerate.
-            scheme: a result of `applicable`; None: the job's default.
-
-        Raises:
-            UserError: the model's gradients cannot be compressed, or ranks differ.
+        `scheme` is a result of `applicable`; None: the job's default. Errors are those of `Backend.compress`.
         """
         self._wraps, before = True, self._wraps
         try:

@@ -48,28 +48,16 @@ class Job:
 
     Attributes:
         world: this rank's place among the others.
-        launcher: the launcher of the job.
-        backend: the backend by which the ranks communicate.
-        options: the user's options.
         members: each rank's published description of itself, in rank order.
-        store: the key-value store that all ranks share.
-        heartbeat: the thread of this rank that calls functions at regular intervals.
         counter: the steps and batches of this rank.
         balance: the shares of all ranks.
-        observers: calls the observers of the job on this rank.
-        record: the run record, which rank 0 writes.
-        changes: the job's changes of the environment and of other packages; `close` undoes them.
+        changes: the job's changes of the environment and of other packages; its end undoes them.
         pinning: this rank's CPUs and threads; None where it is not pinned.
         restarts: the number of restarts of the job: the highest count of any rank.
         run_ids: names of this run that a restart does not change; empty if the launcher gives none.
         earlier_run_ids: the names in `run_ids` that an earlier attempt may have had.
-        communication: applies the compression of gradients between hosts.
         statuses: returns the newest status of each rank; any thread may call it.
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
-
-    Args:
-        context: this rank's connection to the other ranks.
-        pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
     def __init__(self, context: RankContext, backend: Backend, options: JobOptions, pinning: Pinning | None) -> None:
@@ -177,11 +165,7 @@ class Job:
         self._context.unfinished.append(wait)
 
     def set_timeout(self, seconds: float) -> None:
-        """Set the limit of every collective and every wait in the store, on this rank.
-
-        Raises:
-            UserError: the number is not above 0, or the backend cannot change its limit.
-        """
+        """Set `timeout` on this rank; `UserError` if it is not above 0, or if the backend cannot change its limit."""
         seconds = check_timeout(seconds)
         if seconds != self.timeout:
             self.backend.set_timeout(seconds)
@@ -189,11 +173,7 @@ class Job:
             self._context.timeout = seconds
 
     def take(self, options: JobOptions) -> None:
-        """Take the options of a script's own `cpudist.init` that the user has not set for the job.
-
-        Raises:
-            UserError: the job runs on another backend, or the backend has no such option or compression.
-        """
+        """Take the options of a script's own `cpudist.init` that the job was not given, or raise UserError."""
         if options.backend not in ("auto", self.world.backend):
             if not self.owned_by_cli:
                 raise UserError(f"cpudist is already running on {self.world.backend}; call cpudist.shutdown() first")
@@ -224,10 +204,7 @@ class Job:
         """Return the job's backend for a script that asks for the backend `name` (None: any).
 
         A backend that the user has named overrules the script's. If "auto" has chosen it, scripts that ask for gloo
-        join, if `joins`; those that ask for nccl join where there is no GPU.
-
-        Raises:
-            UserError: the script asks for a backend that "auto" has not chosen.
+        join, if `joins`; those that ask for nccl join where there is no GPU. Others are a `UserError`.
         """
         ours = self.world.backend
         if name in (None, ours):
@@ -265,10 +242,6 @@ _attempts = itertools.count()  # Counts the starts of jobs in this process; the 
 
 def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:
     """Start the job that `launcher` describes; every rank calls it.
-
-    Args:
-        launcher: the launcher of this process.
-        pinning: this rank's CPUs and threads; None: it is not pinned.
 
     Raises:
         UserError: the launcher's variables contradict each other or MPI, the backend cannot be used, or a process group
@@ -311,11 +284,7 @@ def current() -> Job | None:
 
 
 def require() -> Job:
-    """Return the running job.
-
-    Raises:
-        UserError: there is no running job.
-    """
+    """Return the running job, or raise `UserError`."""
     if _job is None:
         raise UserError("there is no running job in this process; call cpudist.init() first")
     return _job

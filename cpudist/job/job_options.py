@@ -18,7 +18,7 @@ _LATE = ("timeout", "compress", "resume", "async_checkpoint", "stall", "balance"
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options of a job, checked when they are made. Each field is a keyword argument and a command-line flag.
+    """Options of a job; a wrong value is a `UserError`. Each field is a keyword argument and a command-line flag.
 
     Attributes:
         backend: a backend's name, or "auto".
@@ -38,9 +38,6 @@ class JobOptions:
         metrics_port: address and port where rank 0 serves figures for Prometheus.
         timeline, steps: the file for a trace of all ranks; its first optimizer step, and the first step after it.
         from_flags: whether messages name options as flags (--compress) instead of arguments (compress=).
-
-    Raises:
-        UserError: a value is wrong.
     """
 
     backend: str = "auto"

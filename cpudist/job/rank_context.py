@@ -58,12 +58,10 @@ class RankContext:
     """Connects this rank to the other ranks of its job, and ends it together with them.
 
     Attributes:
-        rendezvous: the store that all ranks share, and its address.
         world: this rank's place among the others; its `backend` is empty.
         members: each rank's published description of itself, in rank order.
         timeout: the limit of every collective and every wait in the store, in seconds; see `Job.set_timeout`.
         interactive: whether a rank runs in a notebook or an interactive session.
-        heartbeat: this rank's thread that calls functions at regular intervals.
         backend: reports the calls that are under way; None until it has started.
         pace: reads this rank's pace; None until the backend has started.
         watch: ends this rank together with the others; None in a notebook and in a job of one process.
@@ -73,15 +71,7 @@ class RankContext:
         on_end: called when the process exits before the job was shut down; it waits for the other ranks.
         unfinished: functions that wait for background work, such as saving, before the job ends.
 
-    Args:
-        launcher, changes: those of the job.
-        attempt: a text that is the same on all ranks and different for each job of this process.
-        timeout: limit of each step of the start in seconds, and the initial value of `timeout`.
-        interface: the network interface of the rendezvous; None: any.
-
-    Raises:
-        UserError: the launcher's variables contradict each other or MPI.
-        StartupTimeout: a rank did not arrive in time; the message names it.
+    Args and errors are those of `connect`; `timeout` is also the initial value of the attribute.
     """
 
     def __init__(
@@ -117,11 +107,7 @@ class RankContext:
         self._serve_stacks()
 
     def all_gather(self, key: str, value: str) -> list[str]:
-        """Publish this rank's value under a new key and return the values of all ranks, in rank order.
-
-        Raises:
-            StartupTimeout: a rank has not published its value in time; the message names it.
-        """
+        """Publish this rank's value under a new key and return the values of all ranks; see `gather.all_gather`."""
         me = self._placement
         return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self.timeout)
 

@@ -23,11 +23,7 @@ def decide_in_place(launcher: Launcher) -> Pinning | None:
 
 
 def apply_pinning(pinning: Pinning, changes: Changes) -> Pinning:
-    """Move this rank's threads to its cores and set torch's number of threads, until `changes` are undone.
-
-    Returns:
-        The pinning, as `Pinning.bind` returns it.
-    """
+    """Move this rank's threads to its cores and set torch's number of threads, until `changes` are undone."""
     import torch
 
     changes.variable(THREADS, str(pinning.plan.omp_threads))  # for child processes of the rank

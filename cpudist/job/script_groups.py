@@ -57,7 +57,6 @@ def _joining(original: Any, job: Job) -> Any:
     return init_process_group
 
 
-# torch 2.8 to 2.15 has these parameters.
 PATCHES = (
     Patch(
         "torch.distributed:init_process_group",

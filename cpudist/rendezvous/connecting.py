@@ -191,11 +191,7 @@ def _own_addresses(host: str) -> list[str]:
 
 
 def _arrive(joined: Rendezvous, placement: Placement) -> None:
-    """Register this rank in the store.
-
-    Raises:
-        UserError: the rank is registered already, so the store belongs to another job; the connection is closed.
-    """
+    """Register this rank in the store; a rank that is registered already is a `UserError`: it is another job's."""
     if joined.store.add(f"arrived/{placement.rank}", 1) != 1:
         cast("JobStore", joined.store).close()
         raise UserError(

@@ -18,11 +18,7 @@ from cpudist.waiting import bounded
 
 
 def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
-    """Initialise MPI once in a process, and return ``MPI.COMM_WORLD``.
-
-    Raises:
-        UserError: mpi4py or an MPI library is missing, or MPI's rank or size differs from the launcher's.
-    """
+    """Initialise MPI once in a process, and return ``MPI.COMM_WORLD``, or raise `UserError`."""
     if rank_or_child.started_by_rank():
         raise UserError(
             "a rank of the job has started this process, and it cannot be that rank too; start it with the launcher "
@@ -49,13 +45,11 @@ def initialise(timeout: float, library: str | None, announces: bool = False) -> 
     Args:
         library: the MPI library, unless MPI4PY_LIBMPI names one; None: the one that mpi4py finds.
         announces: whether this rank reports a long wait.
-
-    Raises:
-        UserError: mpi4py finds no MPI library.
     """
     import mpi4py
 
-    _choose_library(library)
+    if library is not None and "mpi4py.MPI" not in sys.modules:
+        os.environ.setdefault("MPI4PY_LIBMPI", library)
     # mpi4py's own MPI_Init holds the GIL, so no thread could end a process that waits in MPI_Init for a lost rank.
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False  # a forked child would also call its MPI_Finalize at exit
@@ -75,11 +69,6 @@ def initialise(timeout: float, library: str | None, announces: bool = False) -> 
         os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))
     rank_or_child.mark()
     return MPI
-
-
-def _choose_library(library: str | None) -> None:
-    if library is not None and "mpi4py.MPI" not in sys.modules:
-        os.environ.setdefault("MPI4PY_LIBMPI", library)
 
 
 def _finalize(mpi: Any) -> None:

@@ -29,11 +29,7 @@ _HEAD_BYTES = 1024  # pip writes a long interpreter's path into the second line
 
 
 def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
-    """Find the target that a command line names, without importing it.
-
-    Raises:
-        UserError: there is no such target.
-    """
+    """Find the target that a command line names, without importing it, or raise `UserError`."""
     if module:
         # Modules in the working directory come first, as with `python -m`; the search below needs this.
         _set_first_path(os.getcwd())

@@ -236,12 +236,7 @@ def _unreachable(address: Address, errors: Sequence[Exception]) -> str:
 
 
 def _connected(host: str, address: Address, timeout: float) -> socket.socket:
-    """Connect to `host`; each side proves that it has the token.
-
-    Raises:
-        OSError: no program answers there.
-        protocol.Garbage: another program answers.
-    """
+    """Connect to `host`, where each side proves that it has the token, or raise OSError or Garbage."""
     connection = socket.create_connection((host, address.port), timeout=timeout)
     try:
         protocol.enable_keepalive(connection, address.keepalive_timeout)

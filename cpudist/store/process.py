@@ -20,11 +20,8 @@ class StoreProcess:
 
     Args:
         addresses: addresses to listen on; empty: all of this machine.
-        port: port to listen on; 0: any free port.
+        port: port to listen on; 0: any free port. One that is taken is a `UserError`.
         keepalive_timeout: seconds after which a silent client is treated as unreachable.
-
-    Raises:
-        UserError: the child does not start, or cannot listen on the port.
     """
 
     def __init__(self, addresses: list[str], port: int, token: bytes, keepalive_timeout: float) -> None:

@@ -68,11 +68,7 @@ def number(value: int) -> bytes:
 
 
 def to_number(field: bytes) -> int:
-    """Return the number that a field holds.
-
-    Raises:
-        Garbage: the field holds no number.
-    """
+    """Return the number that a field holds, or raise Garbage."""
     try:
         return int(_NUMBER.unpack(field)[0])
     except struct.error:
@@ -80,11 +76,7 @@ def to_number(field: bytes) -> int:
 
 
 def frames(buffer: bytearray) -> Iterator[tuple[Code, list[bytes]]]:
-    """Remove complete frames from the front of `buffer`, and yield them.
-
-    Raises:
-        Garbage: the buffer does not begin with a frame.
-    """
+    """Remove complete frames from the front of `buffer`, and yield them, or raise Garbage."""
     while len(buffer) >= _HEAD.size:
         code, size = _HEAD.unpack_from(buffer)
         if code not in Code.__members__.values() or size > _MOST_BYTES:

@@ -48,11 +48,7 @@ def _release_output() -> None:
 
 
 def listen(addresses: list[str], port: int) -> list[socket.socket]:
-    """Listen on one port at all `addresses`; without addresses at all of this machine. Port 0 takes a free port.
-
-    Raises:
-        OSError: an address does not belong to this machine, or the port is in use.
-    """
+    """Listen on one port at all `addresses`; without addresses at all of this machine. Port 0 takes a free port."""
     if addresses:
         first = _listen_at(addresses[0], port)
         return [first, *(_listen_at(address, first.getsockname()[1]) for address in addresses[1:])]

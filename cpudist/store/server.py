@@ -137,11 +137,7 @@ class Server:
         peer.transport.write(protocol.HELLO + peer.nonce)
 
     def handle(self, peer: _Peer, received: bytearray) -> None:
-        """Take the proof and complete requests from the front of `received`, and answer them.
-
-        Raises:
-            Garbage: the proof is wrong, or a request cannot be read.
-        """
+        """Take the proof and complete requests from the front of `received`, and answer them, or raise Garbage."""
         if not peer.authenticated:
             if len(received) < protocol.ANSWER_BYTES:
                 return

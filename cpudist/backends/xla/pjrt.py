@@ -157,7 +157,7 @@ def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "w
         return
     given = [f"{name}={value}" for name, value in own_variables(variables).items()]
     what = "; ".join([f"--backend xla computes on {choice.kind.upper()}: {choice.because}", *given])
-    if lacking is not None:
+    if lacking:
         yield "warning", f"{what}, and would fail", lacking
         return
     yield "ok", what, ""
