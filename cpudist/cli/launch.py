@@ -7,8 +7,8 @@ from cpudist.cli.parser import NO_TARGET, Parser, add_ranks_per_node, add_target
 from cpudist.cli.train import script_in
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
+from cpudist.hosts.host_plan import LaunchOptions
 from cpudist.hosts.hostfile import read
-from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpis import MPI_BY_OPTION, find_mpirun
 

@@ -147,9 +147,9 @@ async def _why_not_up(host: Host) -> str:
     own = socket.gethostname()
     look_up = f"getent hosts {shlex.quote(own)} > /dev/null || echo unknown"
     answer = await run_on(host, ["sh", "-c", look_up], _UP_SECONDS)
-    if answer.failure:
-        return f"{place(host)} {answer.failure}; {answer.remedy}"
-    if "unknown" in answer.output:
+    if isinstance(answer, Finding):
+        return answer.line
+    if "unknown" in answer:
         return f"{place(host)} cannot resolve the name {own}; add it to DNS or to /etc/hosts there"
     return ""
 

@@ -11,7 +11,6 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -55,13 +54,8 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer of a program on a host: its standard output, or why it failed and a remedy."""
-
-    output: str = ""
-    failure: str = ""
-    remedy: str = ""
+# The standard output of a program on a host, or why it failed.
+Answer = str | Finding
 
 
 @cache
@@ -149,7 +143,7 @@ async def program_on(
             *command, stdin=stdin, stdout=PIPE, stderr=PIPE, limit=_LONGEST_LINE, start_new_session=True
         )
     except OSError as error:
-        failed = Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
+        failed = _failure(host, f"cannot run {command[0]}: {error.strerror}", "apt-get install openssh-client")
         yield lambda: asyncio.sleep(0, failed)
         return
     assert process.stdout is not None
@@ -164,7 +158,7 @@ async def program_on(
                 begun = line.rstrip().endswith(_BEGINS.encode())
                 continue
             if _is_json(line):
-                return Answer(line.decode(errors="replace"))
+                return line.decode(errors="replace")
             before += line
         written = [text.decode(errors="replace") for text in (before, await errors)]
         return _read(host, command, words[0], await process.wait(), *written)
@@ -176,7 +170,7 @@ async def program_on(
             return await asyncio.wait_for(read(), timeout)
         except TimeoutError:
             remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
-            return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)
+            return _failure(host, f"does not answer within {timeout:g} s", remedy)
 
     try:
         yield answer
@@ -193,19 +187,23 @@ def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Find
 
     A login shell's greeting may come before it.
     """
-    if answer.failure:
-        return Finding("error", place(host), answer.failure, answer.remedy)
+    if isinstance(answer, Finding):
+        return answer
     try:
-        return read(typed_json.last_line(answer.output))
+        return read(typed_json.last_line(answer))
     except ValueError:
-        last = answer.output.strip().rpartition("\n")[2]
+        last = answer.strip().rpartition("\n")[2]
         message = f"gives an answer that is not understood: {last[:80]!r}"
-        return Finding("error", place(host), message, "install the same cpudist on all hosts")
+        return _failure(host, message, "install the same cpudist on all hosts")
 
 
 def place(host: Host) -> str:
     """Return a host's name after its file and line number, for messages."""
     return f"{host.where}: {host.name}"
+
+
+def _failure(host: Host, message: str, remedy: str) -> Finding:
+    return Finding("error", place(host), message, remedy)
 
 
 def _is_json(line: bytes) -> bool:
@@ -217,12 +215,12 @@ def _is_json(line: bytes) -> bool:
 def _read(host: Host, command: list[str], program: str, status: int, output: str, errors: str) -> Answer:
     """Return the answer of `program`, which `command` ran on the host."""
     if status == 0:
-        return Answer(output)
+        return output
     said = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
     if command[0] == "ssh" and status == _SSH_FAILED:
         remedy = next((text for words, text in _REMEDIES.items() if words in errors), "try: ssh {host} true")
-        return Answer(failure=f"ssh cannot reach it: {said}", remedy=remedy.format(host=host.name))
+        return _failure(host, f"ssh cannot reach it: {said}", remedy.format(host=host.name))
     if status in (126, 127):
         remedy = "the environment must lie at the same path on every host: copy it there, or share its folder"
-        return Answer(failure=f"has no {program}", remedy=remedy)
-    return Answer(failure=f"{program} fails there: {said}", remedy="install the same environment as on this host")
+        return _failure(host, f"has no {program}", remedy)
+    return _failure(host, f"{program} fails there: {said}", "install the same environment as on this host")

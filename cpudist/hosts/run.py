@@ -12,9 +12,8 @@ from pathlib import Path
 
 from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
-from cpudist.hosts.host_plan import HostPlan, number_of_ranks
+from cpudist.hosts.host_plan import HostPlan, LaunchOptions, number_of_ranks
 from cpudist.hosts.hostfile import shares, write
-from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.hosts.remote import names
 from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise

@@ -17,9 +17,8 @@ from cpudist.findings import Finding
 from cpudist.hosts import host_plan, restarts
 from cpudist.hosts import run as module
 from cpudist.hosts.check import Checked, Facts
-from cpudist.hosts.host_plan import HostPlan
+from cpudist.hosts.host_plan import HostPlan, LaunchOptions
 from cpudist.hosts.hostfile import parse
-from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit
 from cpudist.launchers import detect

@@ -18,7 +18,7 @@ from test_check import FACTS, RANKS
 from cpudist.cli import top
 from cpudist.findings import Finding
 from cpudist.hosts import check, remote
-from cpudist.hosts.remote import Answer, ask_all, run_on, understood
+from cpudist.hosts.remote import ask_all, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.observability.rank_answers import RankStacks
 from cpudist.observability.rank_table import rows_of
@@ -59,11 +59,11 @@ def test_only_another_machine_is_reached_by_ssh() -> None:
 )
 def test_a_failure_has_its_remedy(status: int, errors: str, failure: str, remedy: str) -> None:
     found = remote._read(THERE, ["ssh"], "python", status, "written", errors)
-    assert found.output == ""
-    assert failure in found.failure
+    assert isinstance(found, Finding)
+    assert failure in found.message
     assert remedy in found.remedy
-    assert remote._read(THERE, ["ssh"], "python", 0, "written", errors) == Answer("written")
-    assert "ssh" not in remote._read(HERE, ["python"], "python", 255, "", errors).failure
+    assert remote._read(THERE, ["ssh"], "python", 0, "written", errors) == "written"
+    assert "ssh" not in str(remote._read(HERE, ["python"], "python", 255, "", errors))
 
 
 def test_64_hosts_are_asked_at_once_and_a_line_names_those_that_take_long(
@@ -87,15 +87,15 @@ def test_64_hosts_are_asked_at_once_and_a_line_names_those_that_take_long(
 
 @pytest.mark.job
 def test_a_program_ends_or_is_killed_in_time() -> None:
-    def answer(*words: str, timeout: float = 60) -> Answer:
+    def answer(*words: str, timeout: float = 60) -> Any:
         return asyncio.run(run_on(HERE, words, timeout))
 
-    assert answer("sh", "-c", "echo out; echo err >&2") == Answer("out\n")
-    assert "err" in answer("sh", "-c", "echo err >&2; exit 3").failure
-    assert "No such file" in answer("no-such-program").failure
+    assert answer("sh", "-c", "echo out; echo err >&2") == "out\n"
+    assert "err" in answer("sh", "-c", "echo err >&2; exit 3").message
+    assert "No such file" in answer("no-such-program").message
     begin = time.monotonic()
-    assert "within 0.2 s" in answer(sys.executable, "-c", "import time; time.sleep(60)", timeout=0.2).failure
-    assert "within 0.2 s" in answer("sh", "-c", "sleep 60; true", timeout=0.2).failure, "like a wrapper of ssh"
+    assert "within 0.2 s" in answer(sys.executable, "-c", "import time; time.sleep(60)", timeout=0.2).message
+    assert "within 0.2 s" in answer("sh", "-c", "sleep 60; true", timeout=0.2).message, "like a wrapper of ssh"
     assert time.monotonic() - begin < 30
 
 
@@ -130,7 +130,7 @@ def changed(answer: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def table_or_error(output: str) -> list[str] | None:
-    found = understood(THERE, Answer(output), RankStacks.list_of)
+    found = understood(THERE, output, RankStacks.list_of)
     if isinstance(found, Finding):
         return None
     ranks = {one.address.rank: one for one in sorted(found)}
@@ -139,7 +139,7 @@ def table_or_error(output: str) -> list[str] | None:
 
 
 def facts_of(output: str) -> check.Facts | Finding:
-    return understood(THERE, Answer(output), lambda fields: check._facts(fields, 9.0, 10.0))
+    return understood(THERE, output, lambda fields: check._facts(fields, 9.0, 10.0))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def facts_of(output: str) -> check.Facts | Finding:
     ["", "Welcome to h1!", "\0\ufffd", json.dumps([RANK])[:-9], "[{}]", '{"ranks": 1}', json.dumps([RANK]) + "\n5"],
 )
 def test_what_is_no_answer_is_one_line(output: str) -> None:
-    for found in (understood(THERE, Answer(output), RankStacks.list_of), facts_of(output)):
+    for found in (understood(THERE, output, RankStacks.list_of), facts_of(output)):
         assert isinstance(found, Finding)
         assert found.line.startswith("hosts, line 2: 192.0.2.1 gives an answer that is not understood: ")
         assert "\n" not in found.line
