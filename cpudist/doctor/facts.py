@@ -54,7 +54,6 @@ def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -
     """Return the fields of `cpudist.hosts.check.Facts`, except for its port.
 
     Args:
-        folder: the working folder of the job.
         script: the script's path, which may be relative to the folder; empty where the job has none.
         probe: a file in the starting host's working folder; empty: do not look for it.
         interface: network interface for all connections; empty: any.

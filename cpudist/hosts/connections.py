@@ -39,9 +39,7 @@ def partners(own: int, count: int) -> list[int]:
 def unconnected(failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host]) -> Iterator[tuple[Host, Finding]]:
     """Yield the host that explains most of the failed connections with its finding; repeat this with those left.
 
-    Args:
-        failed: why a host cannot connect to another one.
-        hosts: all hosts, the first of which starts the job.
+    `failed` says why one host cannot connect to another. The first of all `hosts` starts the job.
     """
     here, *others = hosts
     left = dict(failed)

@@ -70,9 +70,6 @@ def supervise(
         variables: the launcher's environment; CPUDIST_JOB_ID in it marks the processes of this job.
         grace: seconds that ranks get to save a checkpoint after a signal, SIGUSR1 included; a second signal ends the
             grace, except the first one after SIGUSR1. None: ranks do not save on signals.
-
-    Raises:
-        UserError: a host's node agent does not start.
     """
     with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * (grace is not None)]) as stop:
         agents = NodeAgents(hosts, variables[JOB_ID], mpi.rank_variable)

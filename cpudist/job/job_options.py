@@ -97,11 +97,9 @@ class JobOptions:
         return replace(self, **{name: getattr(later, name) for name in unset})
 
     def too_late(self, later: Self, here: Mapping[str, Any]) -> list[str]:
-        """Return a script's options, as it wrote them, that apply at the start only and differ from the running job's.
+        """Return a script's options, as it wrote them, that apply at the start only and differ from those `here`.
 
-        Args:
-            later: the script's options.
-            here: the job's own interface and pinning, and its backend's options. Those that the user has given hold.
+        Those are the job's interface and pinning, and its backend's options. If the user has given them, they hold.
         """
         asked = {**later.backend_options, "interface": later.interface, "pin": None if later.pin else False}
         given = {name for name, value in {**self.backend_options, "interface": self.interface}.items() if value}

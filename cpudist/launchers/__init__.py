@@ -9,15 +9,13 @@ jobs.
 import os
 from collections.abc import Mapping
 
-from cpudist.launchers.env import Env
 from cpudist.launchers.flux import Flux
 from cpudist.launchers.launcher import Alone, AtAddress, InStore, Launcher, OverMpi, Placement, RendezvousMethod
 from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.notebook import Notebook
-from cpudist.launchers.pytorchjob import PyTorchJobPod
+from cpudist.launchers.pytorch import Env, PyTorchJobPod, Torchrun
 from cpudist.launchers.single import Single
 from cpudist.launchers.slurm import Slurm
-from cpudist.launchers.torchrun import Torchrun
 
 __all__ = [
     "LAUNCHERS",

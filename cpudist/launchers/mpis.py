@@ -22,11 +22,7 @@ _ANSWER_SECONDS = 15.0
 
 
 def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpirun:
-    """Return the first mpirun of an MPI, in this Python's own environment or on PATH; otherwise raise a `UserError`.
-
-    Args:
-        option: a key of `MPI_BY_OPTION`, or "auto" for any MPI.
-    """
+    """Return the first mpirun of --mpi `option`, in this environment or on PATH; otherwise raise `UserError`."""
     seen = []
     for program in _candidates(variables):
         found = identify(program)

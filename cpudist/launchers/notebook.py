@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from cpudist.launchers.launcher import InStore, Launcher, Placement
-from cpudist.launchers.torchrun import Torchrun
+from cpudist.launchers.pytorch import Torchrun
 
 JOB = "CPUDIST_NOTEBOOK"  # names the job and the attempt of this rank
 

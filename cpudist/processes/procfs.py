@@ -123,12 +123,8 @@ def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
 def python_main(module: str, *flags: str, path: Sequence[str] = ()) -> list[str]:
     """Return the command line by which a new Python process runs the function `main` of a module of cpudist.
 
-    It finds this package wherever it is installed, even if `flags` exclude the usual folders.
-
-    Args:
-        module: the module's name.
-        flags: Python's options.
-        path: further folders to search for modules.
+    It finds this package wherever it is installed, even if Python's `flags` exclude the usual folders, and modules in
+    the folders of `path`.
     """
     root = str(Path(__file__).resolve().parents[2])
     # The name is not __main__, so that tracebacks leave out this frame, like frames of our modules.

@@ -81,6 +81,7 @@ def connect(
 
     Args:
         attempt: a text that is the same on all ranks; jobs that may reach the same store must have different ones.
+        timeout: limit of each step in seconds.
         interface: the network interface of rank 0's host for connections of the others; None: any.
 
     Raises:

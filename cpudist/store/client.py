@@ -61,12 +61,7 @@ class Connection:
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
-        """Connect and authenticate within `timeout` seconds; make at least one attempt.
-
-        Raises:
-            StartupTimeout: the store cannot be reached in time, its host's name is unknown, or another program answers
-                at its address.
-        """
+        """Connect and authenticate within `timeout` seconds, in at least one attempt, or raise StartupTimeout."""
         self._received = bytearray()
         self._silent_seconds = silence_seconds(address.keepalive_timeout)
         self.on_silence: Callable[[], object] | None = None

@@ -89,14 +89,10 @@ class Server:
         self._changed = asyncio.Event()  # set when a peer has disconnected, or a report is cancelled
 
     async def run(self, owner: int, release_output: Callable[[], None]) -> list[str]:
-        """Serve until `owner` has ended, then until no client is connected, but at most 5 seconds longer.
+        """Serve until `owner`, a file of rank 0, is closed, and 5 seconds longer at most while clients are connected.
 
-        Args:
-            owner: a file descriptor that reaches end of file when rank 0's process ends.
-            release_output: called when the owner has ended and nothing is left to report.
-
-        Returns:
-            The reports about lost clients that no remaining client has made, in the order of the losses.
+        Call `release_output` once nothing is left to report. Return the reports about lost clients that no remaining
+        client has made, in the order of the losses.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(_report_faults)

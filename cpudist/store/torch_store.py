@@ -18,9 +18,7 @@ class JobStore(Store):
     Its methods are those of `torch.distributed.Store`; they raise `StoreLost` when the server does not answer. Every
     thread has a connection of its own, so a thread that waits for a key does not block the others.
 
-    Args:
-        address: address of the server.
-        timeout: seconds to reach the server, and to wait for a key in calls without a timeout of their own.
+    `timeout` is in seconds: to reach the server, and to wait for a key in calls without a timeout of their own.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:

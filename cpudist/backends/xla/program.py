@@ -16,7 +16,7 @@ from cpudist.backends.xla import patches, pjrt
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.launchers.env import Env
+from cpudist.launchers.pytorch import Env
 from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.rendezvous import all_gather
