@@ -1,7 +1,5 @@
 """Flux's `flux run` and `flux submit`."""
 
-from typing import ClassVar
-
 from cpudist.launchers.launcher import Launcher, OverMpi, Placement
 
 
@@ -9,7 +7,7 @@ class Flux(Launcher):
     """A rank is one task of a job, with PMI-1 for its MPI. Flux does not give the number of tasks on a node."""
 
     name = "flux"
-    placement_variables: ClassVar = {"rank": "FLUX_TASK_RANK", "size": "FLUX_JOB_SIZE"}
+    placement_variables = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")
     rank_variable = "FLUX_TASK_RANK"
 
     def placement(self) -> Placement:

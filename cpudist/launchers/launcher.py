@@ -91,13 +91,13 @@ class Launcher(ABC):
 
     Attributes:
         name: its name in the record and in messages.
-        placement_variables: the environment variable of each field of `Placement`; rank and size must be set.
+        placement_variables: the environment variables of `Placement`'s fields, in order; rank and size must be set.
         rank_variable: a variable that the launcher sets for ranks only, with a different value for each rank of a node;
             None if there is none.
     """
 
     name: ClassVar[str]
-    placement_variables: ClassVar[Mapping[str, str]] = {}
+    placement_variables: ClassVar[tuple[str, ...]] = ()
     rank_variable: ClassVar[str | None] = None
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -110,9 +110,8 @@ class Launcher(ABC):
 
     def placement(self) -> Placement:
         """Return the place of this process among the ranks; `UserError` where variables are missing or contradict."""
-        names = dict(self.placement_variables)
-        rank, size = self.integer(names.pop("rank")), self.integer(names.pop("size"))
-        return Placement(rank, size, **{field: self.optional_integer(name) for field, name in names.items()})
+        rank, size, *others = self.placement_variables
+        return Placement(self.integer(rank), self.integer(size), *map(self.optional_integer, others))
 
     @abstractmethod
     def rendezvous(self) -> RendezvousMethod:

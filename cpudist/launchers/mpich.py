@@ -24,12 +24,7 @@ class Mpich(MpiLauncher):
     """
 
     name = "mpich"
-    placement_variables: ClassVar = {
-        "rank": "PMI_RANK",
-        "size": "PMI_SIZE",
-        "local_rank": "MPI_LOCALRANKID",
-        "local_size": "MPI_LOCALNRANKS",
-    }
+    placement_variables = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     rank_variable = "PMI_RANK"
     option = "mpich"
     programs: ClassVar[tuple[str, ...]] = ("mpirun", "mpiexec", "mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra")

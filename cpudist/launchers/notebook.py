@@ -1,6 +1,7 @@
 """`cpudist.notebook_launcher`: on each node a notebook, or another Python process, starts that node's ranks."""
 
 from collections.abc import Mapping
+from dataclasses import astuple
 
 from cpudist.launchers.launcher import InStore, Launcher, Placement
 from cpudist.launchers.pytorch import Torchrun
@@ -30,7 +31,7 @@ class Notebook(Launcher):
 
 def rank_variables(placement: Placement, store: InStore) -> dict[str, str]:
     """Return a rank's environment variables: `Notebook`'s own, and torchrun's for other libraries."""
-    numbers = {name: str(getattr(placement, field)) for field, name in Notebook.placement_variables.items()}
+    numbers = dict(zip(Notebook.placement_variables, map(str, astuple(placement)), strict=True))
     where = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), JOB: store.job}
     return {**numbers, **where, **({"CPUDIST_TOKEN": store.token} if store.token else {})}
 

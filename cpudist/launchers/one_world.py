@@ -5,17 +5,15 @@ so for every rank of mpirun. Lightning and others prefer them to MPI.
 """
 
 from collections.abc import Mapping
+from dataclasses import astuple
 
 from cpudist.launchers.launcher import Placement
+from cpudist.launchers.pytorch import Torchrun
 
-_FIELDS = ("rank", "size", "local_rank", "local_size", "node_rank", "node_count")
-
-# The variables that libraries read for these fields. Those of torch are always set; of another row all, if one of them
-# is set, because libraries read them together. Variables by which MPI connects ranks (PMI_FD, PMIX_RANK) are left out.
-_TORCH = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    ("", "", "", "", "NODE_RANK", ""),
-)
+# The variables that libraries read for the fields of `Placement`, in order. Those of torch are always set; of another
+# row all, if one of them is set, because libraries read them together. Variables by which MPI connects ranks (PMI_FD,
+# PMIX_RANK) are left out.
+_TORCH = (Torchrun.placement_variables, ("", "", "", "", "NODE_RANK", ""))
 _OTHERS = (
     ("PMI_RANK", "PMI_SIZE", "", "", "", ""),
     ("", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", ""),  # Hydra's
@@ -43,8 +41,8 @@ def describing(place: Placement, found: Mapping[str, str]) -> dict[str, str | No
     """
     others = _OTHERS if place.size > 1 else ()
     rows = [*_TORCH, *(row for row in others if found.keys() & set(row))]
-    fields = {name: field for row in rows for name, field in zip(row, _FIELDS, strict=True) if name}
-    variables: dict[str, str | None] = {name: str(getattr(place, field)) for name, field in fields.items()}
+    values = list(map(str, astuple(place)))
+    variables: dict[str, str | None] = {n: value for row in rows for n, value in zip(row, values, strict=True) if n}
     if _OF_EVERY_NODE in variables and place.size != (place.local_size or 0) * (place.node_count or 0):
         variables[_OF_EVERY_NODE] = None
     return variables

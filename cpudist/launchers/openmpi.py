@@ -24,12 +24,7 @@ class OpenMpi(MpiLauncher):
 
     name = "open-mpi"
     # OMPI_COMM_WORLD_NODE_RANK is not the number of a node: it numbers the processes of all jobs on this node.
-    placement_variables: ClassVar = {
-        "rank": "OMPI_COMM_WORLD_RANK",
-        "size": "OMPI_COMM_WORLD_SIZE",
-        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-    }
+    placement_variables = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     rank_variable = "OMPI_COMM_WORLD_RANK"
     option = "openmpi"
     programs = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "orterun", "prterun")

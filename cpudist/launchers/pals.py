@@ -18,12 +18,7 @@ class Pals(MpiLauncher):
     """
 
     name = "pals"
-    placement_variables: ClassVar = {
-        "rank": "PALS_RANKID",
-        "size": "PMI_SIZE",
-        "local_rank": "PALS_LOCAL_RANKID",
-        "local_size": "PALS_LOCAL_SIZE",
-    }
+    placement_variables = ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
     rank_variable = "PALS_RANKID"
     option = "pals"
     programs = ("mpiexec", "mpirun")

@@ -18,12 +18,7 @@ class Env(Launcher):
     """PyTorch's own variables, set by the user or by a script."""
 
     name = "env"
-    placement_variables: ClassVar = {
-        "rank": "RANK",
-        "size": "WORLD_SIZE",
-        "local_rank": "LOCAL_RANK",
-        "local_size": "LOCAL_WORLD_SIZE",
-    }
+    placement_variables: ClassVar[tuple[str, ...]] = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     rank_variable = "RANK"
 
     @classmethod
@@ -52,11 +47,7 @@ class Torchrun(Env):
     """An agent on each node starts that node's ranks; one of the agents serves the store."""
 
     name = "torchrun"
-    placement_variables: ClassVar = {
-        **Env.placement_variables,
-        "node_rank": "GROUP_RANK",
-        "node_count": "GROUP_WORLD_SIZE",
-    }
+    placement_variables = (*Env.placement_variables, "GROUP_RANK", "GROUP_WORLD_SIZE")
     rank_variable = "LOCAL_RANK"
     placement = Launcher.placement  # torchrun sets all variables, so `Env`'s advice to set them does not apply
 

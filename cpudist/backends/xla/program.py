@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any, cast
 
 import torch
@@ -137,7 +138,7 @@ def _join_runtime(world: World) -> None:
     """
     if world.size > 1:
         # torchrun's variables of this rank, because the runtime supports no other launcher.
-        variables = {name: str(getattr(world, field)) for field, name in Env.placement_variables.items()}
+        variables = dict(zip(Env.placement_variables, map(str, astuple(world.placement)), strict=False))
         variables |= {"MASTER_ADDR": world.hosts[0], "TORCHELASTIC_RUN_ID": "cpudist"}
         with Changes() as changes:
             for name, value in variables.items():
