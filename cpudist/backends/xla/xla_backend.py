@@ -40,24 +40,12 @@ class XlaBackend(Backend):
         Option("show_sharding", "print how tensors lie on the devices", type=bool, default=False, needs="mesh"),
     )
     devices = XlaDevices()
+    _host: ProcessGroupBackend | None = None  # for CPU tensors
+    _carrier: ProcessGroupBackend | None = None  # for the device's tensors; None if the runtime carries them
+    _sharding: Sharding | None = None
 
     def __init__(self) -> None:
-        self._world_size = 1
         self._changes = Changes()
-        self.configure()
-
-    @property
-    def _sharding(self) -> Sharding | None:
-        return None if self.devices.program is None else self.devices.program.sharding
-
-    @property
-    def _host(self) -> ProcessGroupBackend | None:
-        return None if self.devices.program is None else self.devices.program.host
-
-    @property
-    def _carrier(self) -> ProcessGroupBackend | None:
-        """The backend that carries the device's tensors; None if the runtime does."""
-        return self._host if self.devices.program is not None and self.devices.program.through_host else None
 
     def unavailable(self) -> str | None:
         return pjrt.unusable(self.configured["device"], os.environ)
@@ -68,6 +56,8 @@ class XlaBackend(Backend):
         first = self.devices.program is None  # A script may destroy its process group and create another one.
         try:
             program = self.devices.program = self.devices.program or self._make_program(world, store, timeout)
+            self._host, self._sharding = program.host, program.sharding
+            self._carrier = program.host if program.through_host else None
             init_group(program.group_name(), world, store, timeout)
         except BaseException:
             self.stop()
@@ -76,7 +66,6 @@ class XlaBackend(Backend):
             program.announce()
 
     def _make_program(self, world: World, store: Store, timeout: float) -> Program:
-        self._world_size = world.size
         pjrt.check_variables(os.environ, world.size, meshed=self.configured["mesh"] is not None)
         choice = pjrt.choose(self.configured["device"], os.environ)
         pjrt.set_variables(choice, self.configured["mesh"], self._changes)
@@ -88,7 +77,7 @@ class XlaBackend(Backend):
         from cpudist.backends.xla import patches
 
         changes.variable("USE_TORCH_XLA", "1")  # makes accelerate and transformers prefer torch_xla
-        if self._world_size > 1:
+        if self.devices.program is not None and self.devices.program.world.size > 1:
             changes.then(after_import("accelerate.data_loader", lambda _: apply(patches.LOADER, None, changes)))
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -159,4 +148,4 @@ class XlaBackend(Backend):
                 dist.destroy_process_group()
         bound_new_groups(None)
         self._changes.undo()
-        self.devices.program = None
+        self.devices.program = self._host = self._carrier = self._sharding = None
