@@ -176,8 +176,8 @@ def _attend(module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
 def _multiply(module: Any, forward: Any, /, input: torch.Tensor) -> torch.Tensor:
     if torch.compiler.is_compiling() or _key is None:
         return forward(input)  # type: ignore[no-any-return]
-    parameters = module.weight, module.bias
-    return torch.ops.cpudist.linear(input, *parameters, _is_turned(module), _copies())  # type: ignore[no-any-return]
+    how = _is_turned(module), _copies(), _outputs(module) >= _WIDE
+    return torch.ops.cpudist.linear(input, module.weight, module.bias, *how)  # type: ignore[no-any-return]
 
 
 class _LabelledRows(torch.overrides.TorchFunctionMode):

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import cpudist
-from cpudist.optimization import applied, precision
+from cpudist.optimization import applied, operators, precision
 
 pytestmark = pytest.mark.versions
 
@@ -32,11 +32,18 @@ STEPS = 5
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The model is small; more threads wait for each other most of the time."""
+    """The model is small; more threads wait for each other most of the time. Linear layers are computed as on AMX."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operators, "_copies", lambda: True)
+        yield
     torch.set_num_threads(threads)
+
+
+class _Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + weight.t()
 
 
 class Net(nn.Module):
@@ -52,6 +59,13 @@ class Net(nn.Module):
         self.out = nn.Linear(16, 32, bias=False)
         if "tie" in uses:
             self.out.weight = self.table.weight
+        if "hook" in uses:
+            self.block[0].weight.register_hook(lambda gradient: 2 * gradient)
+            self.block[3].register_full_backward_hook(lambda _, gradients, __: (gradients[0] / 2,))
+        if "normed" in uses:
+            nn.utils.parametrizations.weight_norm(self.block[0])
+        if "symmetric" in uses:
+            nn.utils.parametrize.register_parametrization(self.block[3], "weight", _Symmetric())
         self.uses = uses
 
     def forward(self, ids: torch.Tensor, inputs: torch.Tensor | None = None) -> Any:
@@ -65,7 +79,21 @@ class Net(nn.Module):
 
 
 USES = ["accumulate", "add", "average", "checkpointed", "clip", "copy", "freeze", "functional", "gradients"]
-USES += ["late", "load", "part", "pickle", "recompute", "scaler", "second", "sparse", "target", "tie"]
+USES += [
+    "hook",
+    "late",
+    "load",
+    "normed",
+    "symmetric",
+    "part",
+    "pickle",
+    "recompute",
+    "scaler",
+    "second",
+    "sparse",
+    "target",
+    "tie",
+]
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
@@ -167,6 +195,8 @@ def test_it_trains_as_under_torchs_autocast(kind: str, dtype: torch.dtype, uses:
         uses |= {"scaler"}
     if "late" in uses:
         dtype = torch.float32  # as the steps before
+    if uses & {"hook", "normed", "symmetric"}:
+        uses -= {"pickle", "freeze"}  # torch refuses them
     if "sparse" in uses:
         uses -= {"tie", "clip"}  # torch adds no sparse gradient to a dense one, and cannot clip it
         kind = "SGD" if kind == "AdamW" else kind  # which takes no sparse gradients

@@ -115,17 +115,29 @@ def test_edges_are_those_of_torch() -> None:
             drop(*wrong)
 
 
-def test_transforms() -> None:
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda call, x: func.grad(lambda x: call(x).sum())(x),
+        lambda call, x: func.jvp(call, (x,), (x,))[1],
+        lambda call, x: func.jacrev(call)(x),
+        lambda call, x: func.jacfwd(call, randomness="same")(x),
+        lambda call, x: func.vmap(call, randomness="same")(x.view(2, -1)),
+        lambda call, x: func.vmap(call, randomness="different")(x.view(2, -1)),
+        lambda call, x: func.vmap(func.grad(lambda x: call(x).sum()), randomness="different")(x.view(2, -1)),
+    ],
+)
+def test_transforms_of_torch_func_have_torchs_dropout(transform: Any) -> None:
+    tensor = torch.randn(4096)
+    found = _seeded(lambda: transform(drop, tensor))
+    assert torch.equal(found, _seeded(lambda: transform(lambda x: torch.dropout(x, 0.25, True), tensor)))
+
+
+def test_gradients_of_every_kind_have_the_mask() -> None:
     tensor, ones = torch.randn(2000), torch.ones(2000)
-    mask = _seeded(lambda: drop(ones))
-    diagonal = mask.diag()
-    assert torch.equal(_seeded(lambda: func.grad(lambda x: drop(x).sum())(tensor)), mask)
-    assert torch.equal(_seeded(lambda: func.jvp(drop, (tensor,), (ones,)))[1], mask)
-    assert torch.equal(_seeded(lambda: func.jacrev(drop)(tensor)), diagonal)
-    assert torch.equal(_seeded(lambda: func.jacfwd(drop, randomness="same")(tensor)), diagonal)
+    leaf, mask = tensor.clone().requires_grad_(), _seeded(lambda: drop(ones))
+    result, diagonal = _seeded(lambda: drop(leaf)), mask.diag()
     assert torch.equal(_seeded(lambda: func.functionalize(drop)(ones)), mask)
-    leaf = tensor.clone().requires_grad_()
-    result = _seeded(lambda: drop(leaf))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (batched,) = torch.autograd.grad(result, leaf, ones.expand(3, -1), is_grads_batched=True, retain_graph=True)
@@ -140,26 +152,10 @@ def test_transforms() -> None:
     torch.testing.assert_close(second, 2 * mask.square())
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(tensor, ones)
-        assert torch.equal(torch.autograd.forward_ad.unpack_dual(_seeded(lambda: drop(dual))).tangent, mask)
-
-
-def test_vmap_draws_as_its_randomness_says() -> None:
-    examples = torch.ones(2, 3, 2000)
-
-    def equal(outer: str, inner: str, tensor: torch.Tensor = examples) -> list[bool]:
-        made = func.vmap(func.vmap(drop, randomness=inner), randomness=outer)(tensor)
-        return [torch.equal(made[0, 0], made[1, 0]), torch.equal(made[0, 0], made[0, 1])]
-
-    for outer in ("same", "different"):
-        for inner in ("same", "different"):
-            assert equal(outer, inner) == [outer == "same", inner == "same"]
-    with pytest.raises(RuntimeError, match="randomness"):
-        func.vmap(drop)(examples)
-    for transformed in (func.grad(lambda x: drop(x).sum()), lambda x: drop(examples[0, 0]) + 0 * x):
-        made = func.vmap(transformed, randomness="different")(examples[0])
-        assert not torch.equal(made[0], made[1])
-    same = func.vmap(drop, randomness="same")
-    assert torch.equal(_seeded(lambda: same(examples[0]))[1], _seeded(lambda: drop(examples[0, 0])))
+        found, torchs = (
+            _seeded(lambda call=call: call(dual)) for call in (drop, partial(torch.dropout, p=0.25, train=True))
+        )
+        assert torch.equal(*(torch.autograd.forward_ad.unpack_dual(one).tangent for one in (found, torchs)))
 
 
 def _operators(run: Callable[[], object]) -> set[str]:
@@ -217,23 +213,38 @@ def test_transforms_of_attention() -> None:
         assert torch.equal(one, wanted[name])
 
 
+class _Attended(nn.Module):
+    """A linear layer, attention with dropout, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention = nn.Linear(64, 64), nn.MultiheadAttention(64, 2, 0.3, batch_first=True)
+        self.last = nn.Sequential(nn.Dropout(0.3), nn.Linear(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(self.attention(x, x, x, need_weights=False)[0])
+
+
 def test_states_of_the_generator_and_recomputed_activations_repeat_masks() -> None:
-    layers = nn.Sequential(nn.Linear(256, 256), nn.Dropout(0.3), nn.Linear(256, 256))
-    operators.use(layers)
-    inputs = torch.randn(256, 256)
+    model, inputs = _Attended(), torch.randn(8, 64, 64)
+    assert operators.ATTENTION in operators.use(model)
     state = torch.get_rng_state()
-    first = layers(inputs)
-    assert not torch.equal(first, layers(inputs))
+    first = model(inputs)
+    assert not torch.equal(first, model(inputs))
     torch.set_rng_state(state)
-    assert torch.equal(first, layers(inputs))
+    assert torch.equal(first, model(inputs))
     found = []
-    recomputed = (partial(checkpoint, layers, use_reentrant=reentrant) for reentrant in (False, True))
-    for run in (layers, *recomputed):
+    recomputed = (partial(checkpoint, model, use_reentrant=reentrant) for reentrant in (False, True))
+    for run in (model, copy.deepcopy(model), *recomputed):
         leaf = inputs.clone().requires_grad_()
         _seeded(lambda run=run, leaf=leaf: run(leaf)).square().mean().backward()
         found.append(leaf.grad)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    for other in found[1:]:
+        assert torch.equal(found[0], other)
+    model.eval()
+    torch.testing.assert_close(model(inputs), model(inputs), rtol=0, atol=0)
+    assert not {"cpudist::masked", "cpudist::attention_forward"} & _operators(lambda: model(inputs))
 
 
 def test_optimize_and_its_second_thought(alone: None) -> None:
@@ -282,37 +293,15 @@ def test_a_compiled_model_draws_all_its_masks() -> None:
         return graph
 
     compiled = torch.compile(model, backend=aot_autograd(fw_compiler=count), fullgraph=True)
-    compiled(words).last_hidden_state.sum().backward()
+    found = []
+    for run in (model, compiled):
+        model.zero_grad()
+        output = _seeded(lambda run=run: run(words))
+        (output.last_hidden_state.square().sum() + output.pooler_output.sum()).backward()
+        found.append([*output.values(), *(weight.grad for weight in model.parameters())])
+    torch.testing.assert_close(*found)
     # In the forward and in the backward pass: one of the embeddings, three of a layer, of which one is attention's.
     assert drawn == ([[3, 1, 0], [3, 0, 1]] if torch.ops.cpudist.has_kernels() else [[4, 0, 0], [4, 0, 0]])
-
-
-@pytest.mark.parametrize(
-    ("p", "causal", "masked", "heads"), [(0.5, False, True, 2), (0.1, True, False, 2), (0.5, False, False, 1)]
-)
-def test_compiled_attention_is_torchs(p: float, causal: bool, masked: bool, heads: int) -> None:
-    """With the identity as values, attention returns its probabilities."""
-    query, key = torch.randn(2, 3, 2, 64, 64).unbind(0)
-    key, values = key[:, :heads].requires_grad_(), torch.eye(64).repeat(3, heads, 1, 1).requires_grad_()
-    mask = (torch.rand(64, 64) < 0.5).index_fill(0, torch.tensor(5), False) if masked else None  # nothing in row 5
-    attend = partial(nn.functional.scaled_dot_product_attention, enable_gqa=heads < 2, attn_mask=mask, is_causal=causal)
-
-    @partial(torch.compile, backend="aot_eager", fullgraph=True)
-    def compiled() -> torch.Tensor:
-        with operators._TracedAttention():
-            return attend(query, key, values, dropout_p=p)
-
-    kept = _seeded(compiled)
-    assert torch.equal(kept, _seeded(compiled))
-    whole = attend(query, key, values)
-    torch.testing.assert_close(kept, torch.where(kept == 0, 0, whole / (1 - p)))
-    assert (kept[whole > 0] == 0).float().mean().item() == pytest.approx(p, abs=0.02)
-    given = torch.randn_like(kept)
-    found = torch.autograd.grad(kept, (key, values), given, retain_graph=True)
-    again = torch.autograd.grad(whole, key, torch.where(kept == 0, 0, given / (1 - p)), retain_graph=True)
-    torch.testing.assert_close(found[0], *again)
-    shared = kept.transpose(-1, -2) @ given
-    torch.testing.assert_close(found[1], shared if heads > 1 else shared.sum(1, keepdim=True))
 
 
 WITH_KERNELS = pytest.mark.skipif("avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="needs AVX512_BF16")
@@ -428,7 +417,7 @@ def test_linear_layers_have_torchs_gradients(dtype: torch.dtype, turned: bool) -
             each.requires_grad_(any(each is leaf for leaf in leaves))
         found = []
         for compute in (
-            lambda: torch.ops.cpudist.linear(tokens, weight, given, turned, True),  # noqa: B023
+            lambda: torch.ops.cpudist.linear(tokens, weight, given, turned, True, True),  # noqa: B023
             lambda: nn.functional.linear(tokens, weight.t() if turned else weight, given),  # noqa: B023
         ):
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
@@ -442,6 +431,24 @@ def test_linear_layers_have_torchs_gradients(dtype: torch.dtype, turned: bool) -
             )
     matrix = torch.randn(100, 70).to(dtype)
     assert torch.equal(torch.ops.cpudist.transposed(matrix), matrix.t())
+
+
+@pytest.mark.parametrize("adapted_first", [False, True])
+def test_linear_layers_in_adapters(adapted_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_exact.py has layers with hooks, parametrizations, and weights that are tied, frozen or given."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(operators, "_copies", lambda: True)  # as on AMX
+    found = []
+    for use in (operators.restore, operators.use):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 48))
+        changes = [use, partial(peft.inject_adapter_in_model, peft.LoraConfig(target_modules=["0"], r=2))]
+        for change in reversed(changes) if adapted_first else changes:
+            change(model)
+        model(torch.randn(5, 7, 48)).square().sum().backward()
+        found.append([weight.grad for weight in model.parameters() if weight.requires_grad])
+    assert len(found[0]) > 0
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("labelled", [0.0, 0.2, 1.0])
@@ -467,19 +474,3 @@ def test_cross_entropy_of_labelled_rows(labelled: float) -> None:
     torch.testing.assert_close(*found, equal_nan=True)
     names = _operators(lambda: model(tokens, labels))
     assert ("aten::index_select" in names) is (labelled < 0.5)
-
-
-@pytest.mark.parametrize(
-    ("backend", "randomness"), [("aot_eager", "same"), pytest.param("inductor", "different", marks=pytest.mark.job)]
-)
-def test_a_compiled_vmap_draws_as_it_says(backend: str, randomness: str) -> None:
-    layer = nn.Dropout(0.5)
-    operators.use(layer)
-    leaf = torch.ones(2, MANY, requires_grad=True)
-    compiled = torch.compile(func.vmap(layer, randomness=randomness), backend=backend)
-    drawn = _seeded(lambda: compiled(leaf))
-    drawn.sum().backward()
-    assert torch.equal(drawn, leaf.grad)
-    assert not torch.equal(drawn, compiled(leaf))
-    assert torch.equal(drawn, _seeded(lambda: compiled(leaf)))
-    assert torch.equal(*drawn) is (randomness == "same")

@@ -22,21 +22,34 @@ static Tensor added(const Tensor& mask, at::IntArrayRef shape) {
   return values.expand(whole_rows).to(at::kFloat).contiguous().expand(shape);
 }
 
-// Divides the heads of all examples over torch's threads.
-template <typename Element>
-static void run(decltype(forward<Element>) pass, const Operands<Element>& of, const Tensor& query, const Tensor& key,
-                const OptionalTensor& mask, const Tensor& seed, double p, bool causal, double scale) {
+// Runs a pass, on tensors of the type of the query, over the heads of all examples, which torch's threads divide.
+template <bool kBackward>
+static void run(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
+                const Tensor& seed, double p, bool causal, double scale, const Tensor& output, const Tensor& rows,
+                const Tensor& gradient = {}, const Tensor& of_query = {}, const Tensor& of_key = {},
+                const Tensor& of_value = {}) {
+  if (query.is_meta()) return;  // a compiler asks for the shapes
   const int64_t heads = query.size(1);
   Attention call{
       heads, key.size(1), query.size(2), key.size(2), query.size(3), static_cast<float>(scale), causal, p > 0, {}, {}};
   if (call.drops) call.dropout = mask_of(seed.item<int64_t>(), p, static_cast<float>(1 / (1 - p)));
   const Tensor bias = mask ? added(*mask, {query.size(0), heads, call.queries, call.keys}) : Tensor();
-  if (mask) call.bias = Strided<float>(bias);
-  at::parallel_for(0, query.size(0) * heads, 1, [&](int64_t from, int64_t to) {
-    const Tensor memory = at::empty({scratch_size(call)}, at::kByte);
-    for (int64_t i = from; i < to; ++i) pass(call, of, i / heads, i % heads, Scratch(memory.mutable_data_ptr()));
-    at::native::cpublas::brgemm_release();
-  });
+  call.bias = Strided<float>(bias);
+  const auto compute = [&]<typename Element>(Element) {
+    using Tokens = Strided<Element>;
+    const Operands<Element> of{Tokens(query),  Tokens(key),      Tokens(value),
+                               Tokens(output), Tokens(gradient), Tokens(of_query),
+                               Tokens(of_key), Tokens(of_value), static_cast<Row*>(rows.data_ptr())};
+    at::parallel_for(0, query.size(0) * heads, 1, [&](int64_t from, int64_t to) {
+      const Tensor memory = at::empty({scratch_size(call)}, at::kByte);
+      for (int64_t i = from; i < to; ++i) {
+        const auto pass = kBackward ? backward<Element> : forward<Element>;
+        pass(call, of, i / heads, i % heads, Scratch(memory.mutable_data_ptr()));
+      }
+      at::native::cpublas::brgemm_release();
+    });
+  };
+  query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
 }
 
 // Tokens come before heads, as models want outputs and gradients.
@@ -49,21 +62,7 @@ static std::tuple<Tensor, Tensor> attention_forward(const Tensor& query, const T
                                                     bool causal, double scale) {
   Tensor output = like(query, query.size(1));
   Tensor rows = at::empty({query.size(0), query.size(1), query.size(2), 2}, query.options().dtype(at::kFloat));
-  const auto compute = [&]<typename Element>(Element) {
-    using Tokens = Strided<Element>;
-    const Operands<Element> of{.query = Tokens(query),
-                               .key = Tokens(key),
-                               .value = Tokens(value),
-                               .output = Tokens(output),
-                               .gradient = {},
-                               .of_query = {},
-                               .of_key = {},
-                               .of_value = {},
-                               .rows = static_cast<Row*>(rows.mutable_data_ptr())};
-    run<Element>(forward<Element>, of, query, key, mask, seed, p, causal, scale);
-  };
-  if (query.is_meta()) return {output, rows};  // a compiler asks for the shape
-  query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
+  run<false>(query, key, value, mask, seed, p, causal, scale, output, rows);
   return {output, rows};
 }
 
@@ -74,14 +73,7 @@ static std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& gradi
                                                              bool causal, double scale) {
   const int64_t heads = query.size(1), key_heads = key.size(1);
   Tensor of_query = like(query, heads), of_key = like(key, heads), of_value = like(value, heads);
-  const auto compute = [&]<typename Element>(Element) {
-    using Tokens = Strided<Element>;
-    const Operands<Element> of{Tokens(query),  Tokens(key),      Tokens(value),
-                               Tokens(output), Tokens(gradient), Tokens(of_query),
-                               Tokens(of_key), Tokens(of_value), static_cast<Row*>(rows.data_ptr())};
-    run<Element>(backward<Element>, of, query, key, mask, seed, p, causal, scale);
-  };
-  if (!query.is_meta()) query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
+  run<true>(query, key, value, mask, seed, p, causal, scale, output, rows, gradient, of_query, of_key, of_value);
   const auto sum_shared = [&](const Tensor& each) {
     return heads == key_heads ? each : each.unflatten(1, {key_heads, heads / key_heads}).sum(2);
   };
@@ -111,11 +103,6 @@ static std::vector<Tensor> differentiable_backward(const Tensor& gradient, const
   const Tensor of_scores = whole * (of_whole - (of_whole * whole).sum(-1, true)) * scale;
   return {of_scores.matmul(k).to(query.scalar_type()), sum_shared(of_scores.mT().matmul(q)),
           sum_shared((whole * kept).mT().matmul(g))};
-}
-
-template <typename Operation>
-static auto operation(const char* name, Operation) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<std::remove_pointer_t<Operation>>();
 }
 
 struct OnePass : torch::autograd::Function<OnePass> {

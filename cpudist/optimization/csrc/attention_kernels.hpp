@@ -36,13 +36,10 @@ struct Attention {
 };
 
 // c [m][n] = a [m][k] * b [k][n], or added to c. The rows of a bfloat16 b are paired (matrices.hpp).
-inline void product(int64_t m, int64_t n, int64_t k, const at::BFloat16* a, const at::BFloat16* b, int64_t ldb,
-                    float* c, int64_t ldc, bool add) {
-  at::native::cpublas::brgemm(m, n, k, k, ldb, ldc, add, a, b, c, true);
-}
-inline void product(int64_t m, int64_t n, int64_t k, const float* a, const float* b, int64_t ldb, float* c, int64_t ldc,
-                    bool add) {
-  at::native::cpublas::brgemm(m, n, k, k, ldb, ldc, add, a, b, c, false);
+template <typename Element>
+void product(int64_t m, int64_t n, int64_t k, const Element* a, const Element* b, int64_t ldb, float* c, int64_t ldc,
+             bool add) {
+  at::native::cpublas::brgemm(m, n, k, k, ldb, ldc, add, a, b, c, std::is_same_v<Element, at::BFloat16>);
 }
 
 // Makes scores of a row of products: the scale, the mask, and no key after the last one that the query sees. Returns their
@@ -75,32 +72,17 @@ CPUDIST_AVX512 inline __m512 exponential(__m512 x) {
   return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(z, _mm512_set1_ps(-126), _CMP_NLT_UQ), power, whole);
 }
 
-// The elements that are kept of a group of keys, 16 in each part.
-struct Kept {
-  __mmask16 parts[4];
-};
-CPUDIST_AVX512 inline Kept draw(const Attention& call, uint64_t group) {
-  if (!call.drops) return {0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF};
-  __m512i words[4];
-  philox(call.dropout.seed, group, words);
-  Kept kept;
-  for (int i = 0; i < 4; ++i) {
-    kept.parts[i] = _mm512_cmplt_epu32_mask(words[i], _mm512_set1_epi32(static_cast<int>(call.dropout.threshold)));
-  }
-  return kept;
-}
-
 // Writes exponentials of scores, of which some are dropped, and returns the sum of all.
 template <typename Element>
 CPUDIST_AVX512 inline float exponentials(const Attention& call, const float* row, float maximum, uint64_t group,
                                          Element* to, int64_t count) {
   __m512 sum = _mm512_setzero_ps();
   for (int64_t j = 0; j < count; ++group) {
-    const Kept kept = draw(call, group);
-    for (int i = 0; i < 4 && j < count; ++i, j += 16) {
+    uint64_t kept = call.drops ? draw(call.dropout, group) : kAll;
+    for (int i = 0; i < 4 && j < count; ++i, j += 16, kept >>= 16) {
       const __m512 e = exponential(_mm512_sub_ps(_mm512_loadu_ps(row + j), _mm512_set1_ps(maximum)));
       sum = _mm512_add_ps(sum, e);
-      store(to + j, _mm512_maskz_mov_ps(kept.parts[i], e));
+      store(to + j, _mm512_maskz_mov_ps(kept, e));
     }
   }
   return _mm512_reduce_add_ps(sum);
@@ -176,14 +158,16 @@ CPUDIST_AVX512 inline void differentiate(const Attention& call, uint64_t group, 
                                          Element* kept_pairs, Element* gradient, Element* gradient_pairs) {
   const __m512 up = _mm512_set1_ps(call.drops ? call.dropout.scale : 1);
   for (int64_t j = 0; j < n; ++group, ++next) {
-    const Kept drawn[2] = {draw(call, group), draw(call, next)};
+    uint64_t drawn[2] = {kAll, kAll};
+    if (call.drops) drawn[0] = draw(call.dropout, group), drawn[1] = draw(call.dropout, next);
     for (int i = 0; i < 4 && j < n; ++i, j += 16) {
       __m512 kept[2], change[2];
       for (int r = 0; r < 2; ++r) {
         const __m512 score = _mm512_sub_ps(_mm512_loadu_ps(scores + r * kKeys + j), _mm512_set1_ps(rows[r].maximum));
         const __m512 p = _mm512_mul_ps(exponential(score), _mm512_set1_ps(rows[r].inverse));
-        kept[r] = _mm512_maskz_mul_ps(drawn[r].parts[i], p, up);
-        const __m512 of = _mm512_maskz_mul_ps(drawn[r].parts[i], _mm512_loadu_ps(products + r * kKeys + j), up);
+        kept[r] = _mm512_maskz_mul_ps(drawn[r], p, up);
+        const __m512 of = _mm512_maskz_mul_ps(drawn[r], _mm512_loadu_ps(products + r * kKeys + j), up);
+        drawn[r] >>= 16;
         change[r] = _mm512_mul_ps(p, _mm512_sub_ps(of, _mm512_set1_ps(delta[r])));
         store(gradient + r * n + j, change[r]);
       }
@@ -228,10 +212,8 @@ CPUDIST_AVX512 void backward(const Attention& call, const Operands<Element>& of,
     gather(of.query, batch, head, first, count, call.size, queries, m, width);
     gather(of.gradient, batch, head, first, count, call.size, gradients, m, width);
     gather(of.output, batch, head, first, count, call.size, outputs, m, width);
-    pair_rows(queries, m, width, gathered);
-    transpose_paired(gathered, m, width, transposed_queries);
-    pair_rows(gradients, m, width, gathered);
-    transpose_paired(gathered, m, width, transposed_gradients);
+    transpose_rows(queries, m, width, gathered, transposed_queries);
+    transpose_rows(gradients, m, width, gathered, transposed_gradients);
     float delta[kQueries];
     Row found[kQueries] = {};  // padding has no part in anything
     std::copy_n(of.rows + call.row(batch, head, first), count, found);

@@ -1,4 +1,4 @@
-// Operators of torch that draw dropout on all threads. Autograd, torch.func and compilers see `masked`, a linear function.
+// Operators of torch that draw dropout on all threads. Autograd and compilers see `masked`, a linear function.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
@@ -17,88 +17,58 @@ namespace cpudist {
 
 constexpr int64_t kFew = 1024;  // Below this number of elements torch's own dropout is as fast.
 
-// Multiplies `input` by masks and by 1 / (1 - p). The shape of `seeds` is the first part of the shape of `input`: each
-// seed's mask is for the elements after it, in the order of their indices.
-Tensor masked(const Tensor& input, const Tensor& seeds, double p) {
-  static const auto operation = c10::Dispatcher::singleton()
-                                    .findSchemaOrThrow("cpudist::masked", "")
-                                    .typed<Tensor(const Tensor&, const Tensor&, double)>();
-  return operation.call(input, seeds, p);
+Tensor masked(const Tensor& input, const Tensor& seed, double p) {
+  static const auto through_dispatcher = operation("cpudist::masked", masked);
+  return through_dispatcher.call(input, seed, p);
 }
 
 template <typename Element>
-Tensor masked_of(const Tensor& input, const Tensor& seeds, double p) {
+Tensor masked_of(const Tensor& input, const Tensor& seed, double p) {
   Tensor out = at::empty_like(input);
   const Element scale = 1 / static_cast<float>(1 - p);  // rounded as torch rounds it
-  const int64_t count = seeds.numel() ? input.numel() / seeds.numel() : 0;
-  for (int64_t i = 0; i < seeds.numel(); ++i) {
-    const Mask mask = mask_of(seeds.const_data_ptr<int64_t>()[i], p, scale);
-    multiply(input.const_data_ptr<Element>() + i * count, out.mutable_data_ptr<Element>() + i * count, mask, count);
-  }
+  const Mask mask = mask_of(seed.item<int64_t>(), p, scale);
+  multiply(input.const_data_ptr<Element>(), out.mutable_data_ptr<Element>(), mask, input.numel());
   return out;
 }
 
-Tensor masked_without_gradient(const Tensor& input, const Tensor& seeds, double p) {
+Tensor masked_without_gradient(const Tensor& input, const Tensor& seed, double p) {
   if (input.is_meta()) return at::empty_like(input.contiguous());  // a compiler asks for the shape
   const bool single = input.scalar_type() == at::kFloat;           // otherwise bfloat16, or an error of the type
-  return (single ? masked_of<float> : masked_of<at::BFloat16>)(input.contiguous(), seeds.contiguous(), p);
+  return (single ? masked_of<float> : masked_of<at::BFloat16>)(input.contiguous(), seed, p);
 }
 
-// Keeps the seeds for the backward pass, which draws the masks again.
+// Keeps the seed for the backward pass, which draws the mask again.
 struct Masked : torch::autograd::Function<Masked> {
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input, const Tensor& seeds, double p) {
-    context->save_for_backward({seeds});
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input, const Tensor& seed, double p) {
+    context->save_for_backward({seed});
     context->saved_data["p"] = p;
     const at::AutoDispatchBelowADInplaceOrView below;
-    return masked(input, seeds, p);
+    return masked(input, seed, p);
   }
 
   static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, std::vector<Tensor> gradients) {
-    return {masked(gradients[0], context->get_saved_variables()[0], context->saved_data["p"].toDouble()), {}, {}};
+    const Tensor& gradient = gradients[0];
+    const auto product = [&](const Tensor& with) {
+      return masked(with, context->get_saved_variables()[0], context->saved_data["p"].toDouble());
+    };
+    const bool batched = at::functorch::isBatchedTensor(gradient);  // all rows have one mask
+    return {batched ? gradient * product(at::ones(gradient.sizes(), gradient.options())) : product(gradient), {}, {}};
   }
 };
 
-Tensor masked_with_gradient(const Tensor& input, const Tensor& seeds, double p) {
-  const bool transformed = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
-  if (!transformed && !input._fw_grad(0).defined()) return Masked::apply(input, seeds, p);
-  // A C++ autograd function has no forward derivative and does not work in torch.func; a product with the mask does.
-  const auto mask = [&] {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return masked(at::ones_like(input), seeds, p);
-  };
-  return input * mask();
-}
-
-// Under torch.vmap: the examples become the first dimension of the input and of the seeds.
-Tensor masked_of_examples(const Tensor& input, const Tensor& seeds, double p) {
-  using at::functorch::maybeGetBatchedImpl;
-  const c10::impl::ExcludeDispatchKeyGuard unbatched(c10::DispatchKey::FuncTorchBatched);
-  int64_t level = 0, examples = 0;  // of the innermost vmap
-  for (const Tensor* tensor : {&input, &seeds}) {
-    const auto* batch = maybeGetBatchedImpl(*tensor);
-    if (batch && batch->level() > level) level = batch->level(), examples = batch->value().size(batch->bdim());
-  }
-  const auto with_examples = [&](const Tensor& tensor) {
-    const auto* batch = maybeGetBatchedImpl(tensor);
-    if (batch && batch->level() == level) return batch->value().movedim(batch->bdim(), 0);
-    return tensor.unsqueeze(0).repeat_interleave(examples, 0);
-  };
-  return at::functorch::makeBatched(masked(with_examples(input), with_examples(seeds), p), 0, level);
-}
-
-// Returns whether the kernel supports a tensor, which may be a compiler's stand-in. Python's other subclasses, nested
-// tensors and symbolic shapes have torch's dropout.
-bool is_supported(const Tensor& input) {
-  const auto* tensor = input.unsafeGetTensorImpl();
-  const bool plain = input.is_cpu() && input.layout() == at::kStrided && !input.is_nested();
-  const bool of_compiler = c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE).has_value();
-  const bool of_python = (tensor->is_python_dispatch() && !of_compiler) || tensor->has_symbolic_sizes_strides();
-  return plain && !of_python && (input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16);
-}
+Tensor masked_with_gradient(const Tensor& input, const Tensor& seed, double p) { return Masked::apply(input, seed, p); }
 
 bool is_plain(const Tensor& tensor) {
-  return !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) &&
-         is_supported(tensor) && !at::functorch::isBatchedTensor(tensor) && !tensor._fw_grad(0).defined();
+  using c10::impl::TorchDispatchModeKey, c10::impl::TorchDispatchModeTLS;
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+      at::functorch::isBatchedTensor(tensor) || tensor._fw_grad(0).defined()) {
+    return false;
+  }
+  const auto* found = tensor.unsafeGetTensorImpl();
+  const bool of_compiler = TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value();
+  return tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_nested() &&
+         (of_compiler || !found->is_python_dispatch()) && !found->has_symbolic_sizes_strides() &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
 }
 
 Tensor cast(const Tensor& tensor) {
@@ -109,7 +79,7 @@ Tensor cast(const Tensor& tensor) {
 // torch.dropout; the seed is the next number of torch's generator.
 Tensor dropout(const Tensor& input, double p, bool train) {
   const c10::impl::ExcludeDispatchKeyGuard torchs(kKey);
-  if (!train || !(p > 0 && p < 1) || !is_supported(input) || input.numel() < kFew) return at::dropout(input, p, train);
+  if (!train || !(p > 0 && p < 1) || !is_plain(input) || input.numel() < kFew) return at::dropout(input, p, train);
   const Tensor seed = draw_seed();
   if (input.is_contiguous()) return masked(input, seed, p);
   // Elements are taken in the order of memory, and the result has the same.
@@ -143,13 +113,12 @@ TORCH_LIBRARY(cpudist, library) {
       "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
       "bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor",
       traced_attention);
-  library.def("masked(Tensor input, Tensor seeds, float p) -> Tensor");
+  library.def("masked(Tensor input, Tensor seed, float p) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(cpudist, CPU, library) { library.impl("masked", masked_without_gradient); }
 TORCH_LIBRARY_IMPL(cpudist, Meta, library) { library.impl("masked", masked_without_gradient); }
 TORCH_LIBRARY_IMPL(cpudist, Autograd, library) { library.impl("masked", masked_with_gradient); }
-TORCH_LIBRARY_IMPL(cpudist, FuncTorchBatched, library) { library.impl("masked", masked_of_examples); }
 // Without this kernel, vmap would call the operator outside vmap, or once for each example.
 TORCH_LIBRARY_IMPL(cpudist, FuncTorchVmapMode, library) { library.impl("dropout", dropout); }
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) { library.fallback(torch::CppFunction::makeFallthrough()); }

@@ -20,13 +20,17 @@ using OptionalTensor = std::optional<Tensor>;
 // this library. Autocast replaces operators in the same way. torch reserves this key for other libraries.
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
-// Multiplies `input` by masks and by 1 / (1 - p), as csrc/dropout.cpp says.
-Tensor masked(const Tensor& input, const Tensor& seeds, double p);
+// Returns the operator of this library that the dispatcher calls by this name, with the signature of a kernel.
+template <typename Kernel>
+auto operation(const char* name, Kernel) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<std::remove_pointer_t<Kernel>>();
+}
 
-// Returns whether the kernels support a tensor, which may be a compiler's stand-in.
-bool is_supported(const Tensor& input);
+// Multiplies `input` by a mask and by 1 / (1 - p). The seed is a scalar.
+Tensor masked(const Tensor& input, const Tensor& seed, double p);
 
-// Returns whether, besides, no transform of torch.func and no forward derivative is at work.
+// Returns whether the kernels support a tensor, which may be a compiler's stand-in. Python's other subclasses, nested
+// tensors, symbolic shapes, torch.func and forward derivatives have torch's operators.
 bool is_plain(const Tensor& tensor);
 
 // Returns whether the kernels for AVX-512 and oneDNN's products may be used.

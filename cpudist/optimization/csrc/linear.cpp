@@ -15,7 +15,6 @@
 
 namespace cpudist {
 
-constexpr int64_t kWide = 8192;  // From this number of outputs on a search for tokens without a gradient pays.
 constexpr int64_t kBlock = 32;
 
 #if defined(__x86_64__)
@@ -24,8 +23,7 @@ CPUDIST_AVX512 static void transpose_block(const at::BFloat16* from, int64_t fro
                                            at::BFloat16* to, int64_t to_width) {
   alignas(64) at::BFloat16 block[kBlock * kBlock] = {}, paired[kBlock * kBlock];
   for (int64_t r = 0; r < rows; ++r) std::memcpy(block + r * kBlock, from + r * from_width, columns * sizeof(*from));
-  pair_rows(block, kBlock, kBlock, paired);
-  transpose_paired(paired, kBlock, kBlock, block);
+  transpose_rows(block, kBlock, kBlock, paired, block);
   for (int64_t c = 0; c < columns; ++c) std::memcpy(to + c * to_width, block + c * kBlock, rows * sizeof(*to));
 }
 #endif
@@ -68,10 +66,11 @@ static Tensor used_rows(const Tensor& matrix) {
 
 struct Linear : torch::autograd::Function<Linear> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input, const Tensor& weight,
-                        const OptionalTensor& bias, bool turned, bool copies) {
+                        const OptionalTensor& bias, bool turned, bool copies, bool searches) {
     context->save_for_backward({weight.requires_grad() ? input : Tensor(), input.requires_grad() ? weight : Tensor()});
     context->saved_data["turned"] = turned;
     context->saved_data["copies"] = copies;
+    context->saved_data["searches"] = searches;
     context->saved_data["biased"] = bias.has_value();
     const at::AutoDispatchBelowADInplaceOrView below;
     return at::linear(input, weight, bias);
@@ -85,7 +84,7 @@ struct Linear : torch::autograd::Function<Linear> {
     Tensor gradient = gradients[0].reshape({-1, outputs}), input = saved[0], rows, of_input, of_weight, of_bias;
     if (input.defined()) input = input.reshape({-1, input.size(-1)});
     const int64_t tokens = gradient.size(0);
-    if (!torchs && outputs >= kWide) {
+    if (!torchs && context->saved_data["searches"].toBool()) {
       gradient = gradient.contiguous();
       rows = used_rows(gradient);
       if (2 * rows.numel() < tokens) {
@@ -112,24 +111,26 @@ struct Linear : torch::autograd::Function<Linear> {
       of_weight = turned ? first(input).mm(gradient).t() : first(gradient).mm(input);
     }
     if (context->saved_data["biased"].toBool() && context->needs_input_grad(2)) of_bias = gradient.sum(0);
-    return {of_input, of_weight, of_bias, {}, {}};
+    return {of_input, of_weight, of_bias, {}, {}, {}};
   }
 };
 
 // A linear layer. The weight is [outputs, inputs], or `turned` as in Hugging Face's Conv1D; `copies` where a copy of the
-// transposed factor pays.
-static Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool turned, bool copies) {
+// transposed factor pays, and `searches` where a search for tokens without a gradient does.
+static Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool turned, bool copies,
+                     bool searches) {
   const Tensor x = cast(input), w = turned ? cast(weight).t() : cast(weight);
   const OptionalTensor b = bias ? OptionalTensor(cast(*bias)) : std::nullopt;
   bool ours = at::GradMode::is_enabled() && (w.requires_grad() || x.requires_grad()) && x.dim() > 1 && x.numel();
   for (const Tensor& each : {x, w, b.value_or(w)}) {
     ours = ours && each.scalar_type() == x.scalar_type() && is_plain(each);
   }
-  return ours ? Linear::apply(x, w, b, turned, copies) : at::linear(x, w, b);
+  return ours ? Linear::apply(x, w, b, turned, copies, searches) : at::linear(x, w, b);
 }
 
 TORCH_LIBRARY_FRAGMENT(cpudist, library) {
-  library.def("linear(Tensor input, Tensor weight, Tensor? bias, bool turned, bool copies) -> Tensor", linear);
+  library.def("linear(Tensor input, Tensor weight, Tensor? bias, bool turned, bool copies, bool searches) -> Tensor",
+              linear);
   library.def("transposed(Tensor matrix) -> Tensor", transposed);
 }
 

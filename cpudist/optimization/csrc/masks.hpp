@@ -79,18 +79,26 @@ CPUDIST_AVX512 inline void philox(uint64_t seed, uint64_t group, __m512i words[4
   for (int k = 0; k < 4; ++k) words[k] = _mm512_mask_blend_epi32(0xAAAA, c[0][k], _mm512_slli_epi64(c[1][k], 32));
 }
 
+// The elements of a group that are kept, a bit for each.
+constexpr uint64_t kAll = ~uint64_t{0};
+CPUDIST_AVX512 inline uint64_t draw(Mask mask, uint64_t group) {
+  __m512i words[4];
+  philox(mask.seed, group, words);
+  uint64_t kept = 0;
+  for (int k = 3; k >= 0; --k) {
+    kept = kept << 16 | _mm512_cmplt_epu32_mask(words[k], _mm512_set1_epi32(static_cast<int>(mask.threshold)));
+  }
+  return kept;
+}
+
 template <typename Element>
 CPUDIST_AVX512 void multiply_avx512(const Element* in, Element* out, Mask mask, size_t from, size_t to) {
-  for (size_t at = from; at < to; at += kGroup) {
-    __m512i words[4];
-    philox(mask.seed, at / kGroup, words);
-    for (size_t i = 0; i < 4 && at + 16 * i < to; ++i) {
-      const size_t first = at + 16 * i;
-      const __mmask16 lanes = to - first < 16 ? (1 << (to - first)) - 1 : 0xFFFF;
-      const __mmask16 kept = _mm512_cmplt_epu32_mask(words[i], _mm512_set1_epi32(static_cast<int>(mask.threshold)));
-      const __m512 factor = _mm512_maskz_mov_ps(kept, _mm512_set1_ps(mask.scale));
-      store(out + first, _mm512_mul_ps(load(in + first, lanes), factor), lanes);
-    }
+  uint64_t kept = 0;
+  for (size_t at = from; at < to; at += 16, kept >>= 16) {
+    if (at % kGroup == 0) kept = draw(mask, at / kGroup);
+    const __mmask16 lanes = to - at < 16 ? (1 << (to - at)) - 1 : 0xFFFF;
+    const __m512 factor = _mm512_maskz_mov_ps(kept, _mm512_set1_ps(mask.scale));
+    store(out + at, _mm512_mul_ps(load(in + at, lanes), factor), lanes);
   }
 }
 #endif

@@ -44,7 +44,9 @@ struct Strided {
   int64_t strides[4] = {};
 
   Strided() = default;
-  explicit Strided(const at::Tensor& tensor) : data(static_cast<Element*>(const_cast<void*>(tensor.const_data_ptr()))) {
+  explicit Strided(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    data = static_cast<Element*>(const_cast<void*>(tensor.const_data_ptr()));
     std::copy_n(tensor.strides().begin(), 4, strides);
   }
   Element* row(int64_t batch, int64_t head, int64_t token) const {
@@ -101,10 +103,11 @@ void transpose_blocks(const Element* from, int64_t rows, int64_t width, int64_t 
   }
 }
 
-// Makes the plain transpose [width][rows] of paired rows.
+// Makes the plain transpose [width][rows] of rows [rows][width].
 template <typename Element>
-void transpose_paired(const Element* from, int64_t rows, int64_t width, Element* to) {
-  transpose(from, rows * sizeof(Element) / 4, width, to);
+void transpose_rows(const Element* from, int64_t rows, int64_t width, Element* paired, Element* to) {
+  pair_rows(from, rows, width, paired);
+  transpose(paired, rows * sizeof(Element) / 4, width, to);
 }
 
 // Writes transposed sums [width][rows], of each block of rows, times `scale` as tokens of a head.
