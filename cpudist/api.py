@@ -21,6 +21,7 @@ from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.launchers import Launcher
 from cpudist.observability.training_figures import checked
+from cpudist.optimization.padding import TrimmedBatches
 from cpudist.patching.patch import apply
 from cpudist.pinning import Pinning
 from cpudist.world import World
@@ -157,6 +158,7 @@ def wrap(model: torch.nn.Module, *, compress: str | None = None, **options: Any)
         raise UserError(
             f"wrap takes the model, a torch.nn.Module, not {type(model).__name__}; step takes the optimizer"
         )
+    job.record.note_model(model)
     scheme = job.communication.applicable(compress)
     return job.communication.wrap(lambda: job.backend.wrap(model, **options), scheme)
 
@@ -187,21 +189,26 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     job.backend.devices.end_step()
 
 
-def batches(loader: Iterable[Any]) -> Iterable[Any]:
+def batches(loader: Iterable[Any], *, trim: torch.nn.Module | None = None) -> Iterable[Any]:
     """Return the batches of `loader` on this rank's device, copied ahead of their use if copying is slow.
 
     Args:
         loader: yields this rank's batches, as with `DistributedSampler`: CPU tensors, also in tuples, lists or dicts.
+        trim: a model of transformers. Columns in which every row is padding are left out of its batches, dicts with an
+            ``attention_mask``, if that does not change the loss that the model computes (docs/trainer.md).
 
     Raises:
-        UserError: there is no running job.
+        UserError: there is no running job, the loss of the model `trim` may depend on padding, or a batch has no mask.
 
     Examples:
         >>> loader = torch.utils.data.DataLoader(torch.ones(40, 8), batch_size=16)
         >>> [len(batch) for batch in cpudist.batches(loader)]
         [16, 16, 8]
     """
-    return require().backend.devices.batches(loader)
+    devices = require().backend.devices
+    if trim is not None and devices.type != "cpu":
+        raise UserError(f"trim is for CPUs: {devices.type} compiles each width anew; leave it out")
+    return devices.batches(loader if trim is None else TrimmedBatches(loader, trim))
 
 
 def shares(
@@ -271,8 +278,8 @@ def log(*, loss: float | torch.Tensor | None = None, samples: int = 0, tokens: i
 
     Returns:
         Figures for a reporter such as TensorBoard or wandb, by name: ``loss``, and on rank 0 once the speed is known
-        ``cpudist_samples_per_second``, ``cpudist_tokens_per_second``, and of the ranks' waits what Trainer's reporters
-        get.
+        ``cpudist_samples_per_second``, ``cpudist_tokens_per_second``, ``cpudist_tokens_per_second_per_core``, after
+        `cpudist test` ``cpudist_product_share``, and of the ranks' waits what Trainer's reporters get.
 
     Raises:
         UserError: there is no running job, the loss is no number, or `samples` or `tokens` is no whole number.

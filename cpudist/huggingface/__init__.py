@@ -21,7 +21,7 @@ import torch
 from cpudist.checkpoints.background import Background
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.huggingface import accelerate_patches, resuming, trainer, trainer_checkpoints, training_arguments
+from cpudist.huggingface import accelerate_patches, padding, resuming, trainer, trainer_checkpoints, training_arguments
 from cpudist.job import Job
 from cpudist.optimization.native import own_compile_cache
 from cpudist.patching.on_import import after_import
@@ -85,7 +85,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.training_args:TrainingArguments",
-        "ddp_compress and own_operators are ours, 5 has neither use_ipex nor no_cuda; ddp_backend does not take ccl",
+        "ddp_compress, own_operators, trim_padding are ours, 5 has no use_ipex, no_cuda; ddp_backend does not take ccl",
         training_arguments.change_fields,
         attributes="use_cpu, local_rank, fp16, fp16_full_eval, ddp_backend, ddp_timeout, ddp_bucket_cap_mb, "
         "average_tokens_across_devices",
@@ -109,6 +109,12 @@ PATCHES = (
         trainer.compute_loss,
         "self, model, inputs, return_outputs, num_items_in_batch",
         until="the measured factor is 1 (huggingface/transformers#37766)",
+    ),
+    Patch(
+        "transformers.trainer:Trainer.compute_loss",
+        "batches of training are mostly padding: --trim_padding leaves it out, or one line says what that would gain",
+        padding.compute_loss,
+        "self, model, inputs, return_outputs, num_items_in_batch",
     ),
     Patch(
         "transformers.trainer:Trainer._maybe_log_save_evaluate",

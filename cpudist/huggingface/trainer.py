@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils._pytree import tree_map
 
+from cpudist.huggingface import padding
 from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.training_arguments import computing_type
 from cpudist.optimization import applied, kernels
@@ -32,6 +33,7 @@ def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., 
 
     @functools.wraps(original)
     def optimize_and_wrap(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        padding.check(self)
         if training and self.optimizer is not None and self not in seen:
             seen.add(self)
             backend.devices.prepare(self.model)

@@ -1,8 +1,8 @@
 """Patches of TrainingArguments: additional fields, and the job's own values.
 
-`ddp_compress`, `use_ipex`, `own_operators` and, for transformers 5, `no_cuda` are fields too, so that the command
-line, JSON and YAML files, dictionaries and calls all accept them. `ddp_backend` accepts the job's backend, and
-`ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
+`ddp_compress`, `use_ipex`, `own_operators`, `trim_padding` and, for transformers 5, `no_cuda` are fields too, so that
+the command line, JSON and YAML files, dictionaries and calls all accept them. `ddp_backend` accepts the job's backend,
+and `ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
+from cpudist.errors import UserError
 from cpudist.optimization import precision
 from cpudist.patching.undo import Changes
 from cpudist.waiting import check_timeout
@@ -34,6 +35,7 @@ def _flag(default: Any, text: str) -> Any:
 class _Flags:
     use_ipex: bool = _flag(False, "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means.")
     own_operators: bool = _flag(True, "With --use_ipex: cpudist's attention, dropout and others where they are faster.")
+    trim_padding: bool = _flag(False, "Leave out columns in which a whole batch is padding; the loss stays the same.")
     no_cuda: bool = _flag(False, "The old name of --use_cpu.")
     ddp_compress: str | None = _flag(
         None, "How gradients cross the network: auto, none, bf16, int8, powersgd or powersgd:RANK."
@@ -85,6 +87,10 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         if self.ddp_backend is not None:
             self.ddp_backend = job.check_backend(self.ddp_backend)
         self.use_cpu = job.world.device_type == "cpu"
+        if self.trim_padding and not self.use_cpu:
+            raise UserError(
+                f"--trim_padding is for CPUs: {job.world.device_type} compiles each width anew; leave it out"
+            )
         if self.fp16 or self.fp16_full_eval:
             precision.check(torch.float16)
         if self.ddp_compress is not None:

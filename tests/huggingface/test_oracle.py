@@ -28,6 +28,7 @@ from transformers import (
 
 import cpudist
 from cpudist import job
+from cpudist.optimization import padding
 from cpudist.training.run_target import time_trainer
 
 pytestmark = [pytest.mark.job, pytest.mark.versions]
@@ -74,6 +75,8 @@ class Setting:
         self.stops_early = best and draw.random() < 0.5
         self.asynchronous, self.use_ipex = draw.random() < 0.3, draw.random() < 0.3
         self.shares = tuple(draw.choice((1, 2, 5)) for _ in range(self.ranks))
+        self.pads = draw.choice(("left", "right")) if self.masks and self.model == "counts" else None
+        self.trims = self.pads is not None and self.loss != "counted"
 
     def __repr__(self) -> str:
         return str(vars(self))
@@ -84,7 +87,15 @@ class Setting:
         labels = (tokens + tokens.roll(1, 1)) % _KINDS
         if self.masks:
             labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
-        return [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
+        rows = [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
+        for row in rows if self.pads else ():
+            length = int(torch.randint(1, _TOKENS + 1, (), generator=generator))
+            row["attention_mask"] = torch.arange(_TOKENS) < length
+            if self.pads == "left":
+                row["attention_mask"] = row["attention_mask"].flip(0)
+                row["labels"][-length] = -100  # a target there would be predicted from padding
+            row["labels"][~row["attention_mask"]] = -100
+        return rows
 
 
 class TokenClassifier(BertForTokenClassification):
@@ -131,6 +142,7 @@ def _train(setting: Setting, output: Path, plain: bool) -> None:
         train, ranks, sizes = list(islice(cycle(train), whole * row)), setting.ranks, {}
     else:
         sizes |= {"gradient_accumulation_steps": setting.accumulation, "use_ipex": setting.use_ipex}
+        sizes |= {"trim_padding": setting.trims}
     arguments = TrainingArguments(
         str(output),
         per_device_train_batch_size=row * setting.accumulation if plain else setting.batch,
@@ -179,10 +191,16 @@ def _train(setting: Setting, output: Path, plain: bool) -> None:
             "steps": state.global_step,
             "best": Path(state.best_model_checkpoint or "").name,
             "checkpoints": sorted(path.name for path in output.glob("checkpoint-*")),
-            "predicted": predicted.predictions.tolist(),
+            "predicted": _without_padding(setting, evaluated, predicted.predictions).tolist(),
             "test": _compared(predicted.metrics),
         }
         output.with_suffix(".json").write_text(json.dumps(found))
+
+
+def _without_padding(setting: Setting, samples: list[dict[str, torch.Tensor]], predictions: Any) -> Any:
+    for row, sample in zip(predictions, samples if setting.pads else (), strict=False):
+        row[~sample["attention_mask"].numpy()] = 0  # of padding that is left out there are no predictions
+    return predictions
 
 
 def _compared(figures: dict[str, Any]) -> dict[str, Any]:
@@ -194,6 +212,7 @@ def _found(setting: Setting, output: Path, plain: bool) -> dict[str, Any]:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         if not plain:
+            padding._COLUMNS = 2  # the rows are short
             cpudist.init("gloo", pin=False, async_checkpoint=setting.asynchronous, balance=True)
             job.require().balance.chosen = setting.shares
             time_trainer(job.require())
