@@ -10,6 +10,8 @@ import sys
 import time
 from unittest import mock
 
+from usage import asked
+
 from cpudist.hosts import node_agents
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
@@ -48,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend "fake")
 from transports import group_over
+from usage import asked
 
 import cpudist
 from cpudist.bench import collectives, report
@@ -62,4 +63,5 @@ def loaded_mpi() -> Any | None:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

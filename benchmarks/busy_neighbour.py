@@ -12,6 +12,8 @@ import statistics
 import tempfile
 import time
 
+from usage import asked
+
 ROUNDS, SECONDS, VALUES = 10, 0.5, 1 << 20
 
 cores = sorted(os.sched_getaffinity(0))[:2]
@@ -81,4 +83,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

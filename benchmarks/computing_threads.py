@@ -11,6 +11,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from usage import asked
+
 ROUNDS, CALLS = 15, 4
 MB = 1 << 20
 
@@ -68,4 +70,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

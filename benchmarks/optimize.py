@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from usage import asked
 
 import cpudist
 from cpudist.bench.between_hosts import SMALL_SHAPE, bert, random_tokens, train_on
@@ -89,6 +90,7 @@ def measure_here(name: str, calls: int, shape: tuple[int, int]) -> list[float]:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     if "--measure" in sys.argv:
         name, calls = sys.argv[-2:]
         print(json.dumps(measure_here(name, int(calls), SMALL_SHAPE if "--quick" in sys.argv else (8, 128))))

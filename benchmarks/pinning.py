@@ -15,6 +15,7 @@ import sys
 import time
 
 import torch
+from usage import asked
 
 import cpudist
 
@@ -61,4 +62,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

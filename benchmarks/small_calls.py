@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from usage import asked
 
 import cpudist
 from cpudist.bench.report import ratio_cell
@@ -87,4 +88,5 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

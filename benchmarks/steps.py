@@ -10,6 +10,7 @@ not where it has. Start it with LD_PRELOAD=libtcmalloc_minimal.so.4 to measure w
 preloads.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, GPT2Config, GPT2LMHeadModel
+from usage import asked
 
 import cpudist
 from cpudist.bench.report import ratio_cell, table, time_cell
@@ -77,11 +79,15 @@ def main() -> None:
     for name in [model for model in MODELS if model in sys.argv] or MODELS:
         candidates = {how: candidate(name, how) for how in (OPTIMIZED, TORCHS, OWN, OTHER)}
         timings = take_turns(candidates, turns)
-        first = timings[OPTIMIZED]
-        rows = [[how, time_cell(one), ratio_cell(ratio(one, first))] for how, one in timings.items()]
+        first, tokens = timings[OPTIMIZED], math.prod(MODELS[name][1])
+        rows = [
+            [how, time_cell(one), ratio_cell(ratio(one, first)), f"{tokens / one.median / torch.get_num_threads():.0f}"]
+            for how, one in timings.items()
+        ]
         title = f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads"
-        print(table([title, "processor time", "times the first"], rows), end="\n\n", flush=True)
+        print(table([title, "processor time", "times the first", "tokens/s a core"], rows), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

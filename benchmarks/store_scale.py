@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import psutil
+from usage import asked
 
 from cpudist.backends.interface import Call
 from cpudist.launchers import Placement
@@ -161,4 +162,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

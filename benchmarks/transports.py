@@ -10,6 +10,7 @@ import os
 import sys
 
 import torch.distributed as dist
+from usage import asked
 
 import cpudist
 from cpudist.bench import collectives, report
@@ -40,4 +41,5 @@ def group_over(transport: str) -> dist.ProcessGroup:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

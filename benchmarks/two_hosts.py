@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/helpers"))
 from bed import Bed  # type: ignore[import-not-found]
 from control_group import control_group  # type: ignore[import-not-found]
 from jobs import BIN  # type: ignore[import-not-found]
+from usage import asked
 
 # With several ranks train.py takes GPUs; with these lines it takes the CPU.
 _ON_CPU = {"f'cuda:{ddp_local_rank}'": "'cpu'", "torch.cuda.set_device": "str", "device_ids=[ddp_local_rank]": ""}
@@ -34,7 +35,8 @@ _JOBS = {  # name: the commands of h0 and h1
     "2 hosts, cpudist, auto": [[*_LAUNCH, "auto"]],
 }
 
-clone = Path(sys.argv[1])
+words = asked(__doc__)
+clone = Path(words[0])
 text = (clone / "train.py").read_text()
 for old, new in _ON_CPU.items():
     text = text.replace(old, new)
@@ -52,11 +54,11 @@ with ExitStack() as stack:
         bed.limit(rate)
         speeds: dict[str, list[float]] = {name: [] for name in _JOBS}
         for name, commands in list(_JOBS.items()) * _ROUNDS:
-            script = ["train_cpu.py", *_SYSTEM, *_MODEL, *_LENGTH, *sys.argv[2:]]
-            words = [[word.format(bed.hostfile()) for word in command] + script for command in commands]
+            script = ["train_cpu.py", *_SYSTEM, *_MODEL, *_LENGTH, *words[1:]]
+            lines = [[word.format(bed.hostfile()) for word in command] + script for command in commands]
             first, *others = [
                 group.inside([str(BIN / program), *arguments])
-                for group, (program, *arguments) in zip(groups, words, strict=False)
+                for group, (program, *arguments) in zip(groups, lines, strict=False)
             ]
             for command in others:
                 bed.start("h1", command, folder / "h1.log", cwd=clone)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from usage import asked
 
 from cpudist.bench.report import table
 from cpudist.bench.timing import Turns, take_turns
@@ -54,4 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    asked(__doc__)
     main()

@@ -1,13 +1,15 @@
 """Compare whole jobs: one script of Hugging Face's Trainer on two ranks, started in several ways.
 
-    python benchmarks/whole_jobs.py [--quick]
+    python benchmarks/whole_jobs.py [--quick] [gpt2] [qa] [mlm]
 
-trainer_script.py trains a GPT-2 with 24 million parameters, 8 x 128 tokens per rank, for 8 steps, in float32 and in
-bfloat16. torchrun and accelerate start it on gloo, mpirun with cpudist on ccl. The jobs take turns. Prints samples per
+trainer_script.py trains a model for 8 steps: a GPT-2 with 24 million parameters, 8 x 128 tokens per rank (the default),
+or two layers of BERT-large's width, 4 x 384 tokens per rank, 62 % of them padding, that answer questions or predict
+words. torchrun and accelerate start it on gloo, mpirun with cpudist on ccl. The jobs take turns. Prints samples per
 second in the second half of the steps, when models are compiled, and as multiples of the first job's; the time of a
 whole job; and the last loss. It must be the same for all jobs without --use_ipex, which draws other dropout masks.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,6 +17,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from usage import asked
 
 from cpudist.backends.process_group import CPU_ONLY
 from cpudist.bench.report import ratio_cell, table, time_cell
@@ -24,11 +28,13 @@ from cpudist.topology.identity import free_port
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan
 
-RANKS, ROUNDS, STEPS, SAMPLES = 2, 3, 8, 8
+RANKS, ROUNDS, STEPS = 2, 3, 8
+SAMPLES = {"gpt2": 8, "qa": 4, "mlm": 4}  # per rank
 BIN = Path(sys.executable).parent
 SCRIPT = Path(__file__).with_name("trainer_script.py")
 DTYPES = {"float32": [], "bfloat16": ["--bf16"]}
 ON_GLOO, ON_CCL = ["--use_cpu", "--ddp_backend", "gloo"], ["--no_cuda", "--ddp_backend", "ccl"]
+TRIMMED = [*ON_CCL, "--use_ipex", "--trim_padding"]
 FLAGS = [
     "--save_strategy",
     "no",
@@ -44,7 +50,7 @@ FLAGS = [
 Job = tuple[list[str], list[str], dict[str, str]]  # the words up to the script, its flags, environment variables
 
 
-def jobs(folder: Path) -> dict[str, Job]:
+def jobs(folder: Path, model: str) -> dict[str, Job]:
     """Return all jobs by name. Those on gloo get as many threads as cpudist gives a rank: torchrun does not do that."""
     threads = make_plan(this_machine(), PlanOptions(ranks=RANKS)).ranks[0].omp_threads
     gloo = {THREADS: os.environ.get(THREADS, str(threads)), **CPU_ONLY}
@@ -68,16 +74,17 @@ def jobs(folder: Path) -> dict[str, Job]:
         "accelerate launch --cpu, gloo": (accelerate, ON_GLOO, gloo),
         "mpirun, ccl": (mpirun, ON_CCL, {}),
         "mpirun, ccl, --use_ipex": (mpirun, [*ON_CCL, "--use_ipex"], {}),
+        **({"mpirun, ccl, --use_ipex, trimmed": (mpirun, TRIMMED, {})} if model == "mlm" else {}),
         "mpirun, ccl, --use_ipex, compiled": (mpirun, [*ON_CCL, "--use_ipex", "--torch_compile"], {}),
     }
 
 
-def train(job: Job, flags: list[str], samples: int, folder: Path) -> tuple[float, float, float]:
+def train(job: Job, model: str, flags: list[str], samples: int, folder: Path) -> tuple[float, float, float]:
     """Run a job; return its seconds per sample, its whole time in seconds, and its last loss."""
     words, own, variables = job
     result = folder / "result.json"
     result.unlink(missing_ok=True)
-    command = [*words, str(SCRIPT), str(result), "--output_dir", str(folder / "out"), *FLAGS, *flags, *own]
+    command = [*words, str(SCRIPT), model, str(result), "--output_dir", str(folder / "out"), *FLAGS, *flags, *own]
     begin = time.monotonic()
     with (folder / "log").open("w+") as log:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", **variables}
@@ -93,23 +100,31 @@ def train(job: Job, flags: list[str], samples: int, folder: Path) -> tuple[float
 
 def main() -> None:
     """Run all jobs, one after the other in every round, and print a table for each number format."""
-    quick = "--quick" in sys.argv[1:]
-    steps, samples, rounds = (3, 1, 1) if quick else (STEPS, SAMPLES, ROUNDS)
-    flags = [f"--max_steps={steps}", f"--per_device_train_batch_size={samples}"]
+    words = asked(__doc__)
+    quick = "--quick" in words
+    steps, rounds = (3, 1) if quick else (STEPS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
-        for dtype, more in list(DTYPES.items())[: 1 if quick else None]:
+        for model, dtype in itertools.product([word for word in words if word in SAMPLES] or ["gpt2"], DTYPES):
+            if quick and dtype != "float32":
+                continue
+            samples = 1 if quick else SAMPLES[model]
+            flags = [f"--max_steps={steps}", f"--per_device_train_batch_size={samples}", *DTYPES[dtype]]
             ran: dict[str, list[tuple[float, float, float]]] = {}
             for number in range(rounds):
-                for job, how in list(jobs(Path(name)).items())[: -1 if quick else None]:  # compiling takes a minute
-                    print(f"round {number + 1} of {rounds}: {job}, {dtype}", file=sys.stderr, flush=True)
-                    ran.setdefault(job, []).append(train(how, flags + more, samples, Path(name)))
+                for job, how in list(jobs(Path(name), model).items())[: -1 if quick else None]:  # compiling takes long
+                    print(f"round {number + 1} of {rounds}: {model}, {job}, {dtype}", file=sys.stderr, flush=True)
+                    ran.setdefault(job, []).append(train(how, model, flags, samples, Path(name)))
             rows, first = [], None
             for job, found in ran.items():
                 per_sample, whole = (Timings(tuple((one[index],) for one in found)) for index in (0, 1))
                 first = first or per_sample
                 speed = f"{1 / per_sample.median:.3g}"
                 rows.append([job, speed, ratio_cell(ratio(first, per_sample)), time_cell(whole), f"{found[0][2]:.4f}"])
-            print(table([dtype, "samples/s", "times the first", "whole job", "loss"], rows), end="\n\n", flush=True)
+            print(
+                table([f"{model}, {dtype}", "samples/s", "times the first", "whole job", "loss"], rows),
+                end="\n\n",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
