@@ -16,6 +16,7 @@ from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.observability import product_speed
 from cpudist.observability.rank_answers import RankStacks
 from cpudist.observability.rank_table import SAMPLES, loss_lines, losses_of, rows_of, table
 
@@ -123,8 +124,10 @@ def _text(
     restarts = max((row["restarts"] or 0 for row in rows), default=0)
     sent = max((row["bytes_per_second"] or 0 for row in rows), default=0)
     saved = next((row["checkpoint"] for row in rows if row["checkpoint"]), None)
+    speed = next(filter(None, (product_speed.text(one.figures) for one in ranks.values())), "")
     notes = (
         f"job of {job}: {len(rows)} of {total} ranks",
+        speed,
         f"each communicates {size(sent)}/s" if sent else "",
         f"restart {restarts}" if restarts else "",
         f"{saved} saved" if saved else "",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cpudist import user_cache
+from cpudist.observability import product_speed
 
 _FILE = "network.json"  # in the user's cache folder
 
@@ -65,6 +66,8 @@ def last_bandwidth() -> float | None:
 
 
 def keep(now: ClusterFigures) -> None:
-    """Store the bandwidth of the network for `cpudist forecast`."""
+    """Store the bandwidth of the network for `cpudist forecast`, and the speeds of products for every job."""
+    speeds = {host.name: {dtype: one / host.cores for dtype, one in host.flops.items()} for host in now.hosts}
+    product_speed.save(speeds)
     if now.bandwidth is not None:
         user_cache.write(_FILE, {"bandwidth": now.bandwidth})

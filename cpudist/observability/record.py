@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from cpudist.console import duration, names_of, number_of, option, say
+from cpudist.observability import product_speed
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.rank_table import waiting
-from cpudist.observability.training_figures import Training
+from cpudist.observability.training_figures import NEWEST, Training
 from cpudist.processes.procfs import own_age
 from cpudist.trust import new_file, without_secrets
 from cpudist.version import __version__
@@ -54,7 +55,7 @@ class RunRecord(Observer):
         stragglers: on rank 0 the reported ranks, and the line of code in which each of them was most often seen.
     """
 
-    otherwise: ClassVar[dict[str, object]] = {"newest": {}, "log": {}, "figures": {}}
+    otherwise: ClassVar[dict[str, object]] = {"newest": {}, "log": {}, "figures": {}, "speeds": {}}
 
     def __init__(self, job: ObservedJob) -> None:
         self.path: Path | None = None
@@ -139,14 +140,30 @@ class RunRecord(Observer):
 
     def figures(self, steps: int) -> dict[str, float]:
         """Return the figures of the last `steps` steps for a reporter; none before the speed is known."""
-        rates = ((name, self.training.per_second(name, steps)) for name in ("samples", "tokens"))
-        speed = {f"{name}_per_second": rate for name, rate in rates if rate}
-        figures = {**speed, **self.compared} if speed else {}
+        speeds = {name: rate for name, rate in self.speeds(steps).items() if rate}
+        figures = {**speeds, **self.compared} if speeds else {}
         return {f"cpudist_{name}": value for name, value in figures.items()}
 
+    def speeds(self, steps: int = NEWEST) -> dict[str, float | None]:
+        """Return the speeds of all ranks in the last `steps` steps, by field of the record."""
+        tokens, share = self.training.per_second("tokens", steps), self.training.product_share
+        return {
+            "samples_per_second": _rounded(self.training.per_second("samples", steps)),
+            product_speed.SPEED: _rounded(tokens),
+            product_speed.OF_CORE: _rounded(tokens and tokens / sum(member.threads for member in self._job.members)),
+            product_speed.SHARE: _rounded(tokens and share and tokens * share),
+        }
+
+    def note_model(self, model: torch.nn.Module | None) -> None:
+        """Note the model of the training, whose type is known: which share of the products' speed it reaches."""
+        if self.dtype is None and (parameter := next(iter(model.parameters()), None) if model else None) is not None:
+            self.dtype = str(parameter.dtype).removeprefix("torch.")
+        speed = product_speed.of_ranks(self._job.members, self.dtype) if model else None
+        self.training.product_share = product_speed.of_token(model) / speed if model and speed else None
+
     def newest(self) -> dict[str, Any]:
-        """Return the checkpoint and the losses so far, for `cpudist top`."""
-        return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:]}
+        """Return the checkpoint, the losses and the speeds so far, for `cpudist top`."""
+        return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:], **self.speeds()}
 
     def write(self, exit: Exit) -> None:
         """Write the file on rank 0, and report how the job has ended; failures are reported elsewhere."""
@@ -166,7 +183,8 @@ class RunRecord(Observer):
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
             seconds = own_age() + float(os.environ.get("CPUDIST_EARLIER_SECONDS", 0))  # of all attempts
-            say(f"{exit} after {duration(seconds)}{steps}{self._slowest()}{where}")
+            speed = f", {text}" if (text := product_speed.text(self.speeds())) else ""
+            say(f"{exit} after {duration(seconds)}{steps}{speed}{self._slowest()}{where}")
 
     def _slowest(self) -> str:
         """Return which of the reported ranks has delayed the others most, as a part of a sentence."""
@@ -232,8 +250,7 @@ class RunRecord(Observer):
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "pinning": self._pinning,
             "steps": training.steps or None,
-            "samples_per_second": _rounded(training.per_second("samples")),
-            "tokens_per_second": _rounded(training.per_second("tokens")),
+            **self.speeds(),
             "step_seconds": {"median": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
             "communication_share": _rounded(training.communication_share()),
             "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},

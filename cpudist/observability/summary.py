@@ -11,6 +11,7 @@ from typing import Any
 
 from cpudist.console import aligned, curve, names_of, number_of
 from cpudist.errors import UserError
+from cpudist.observability import product_speed
 from cpudist.observability.rank_table import table as table_of_ranks
 
 _RECORD = "cpudist.json"
@@ -50,7 +51,7 @@ class Run:
             "recomputed": number_of(lost, "step") if lost else "",
             "steps": str(get("steps") or ""),
             "samples/s": f"{get('samples_per_second'):.4g}" if get("samples_per_second") else "",
-            "tokens/s": f"{get('tokens_per_second'):.4g}" if get("tokens_per_second") else "",
+            "tokens/s": product_speed.text(self.record).replace(" tokens/s", ""),
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
             "shares": ", ".join(map(str, (get("shares") or {}).get("shares", ()))),
             "waits for messages": f"{100 * share:.0f} %" if share is not None else "",

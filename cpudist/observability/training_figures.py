@@ -14,7 +14,7 @@ from cpudist.supervision.step_counter import StepCounter
 
 T = TypeVar("T", int, float)
 
-_STEPS = 10_000  # The times of so many newest steps are kept.
+NEWEST = 10_000  # The times of so many newest steps are kept.
 
 
 @dataclass
@@ -27,13 +27,15 @@ class Training:
         times: the time of each of the newest steps, with data loading, and its communication wait (None: not measured).
         per_step: samples and tokens of all ranks in a step, on average, as far as they are known.
         losses: the losses that Trainer or the script has logged.
+        product_share: the share of the measured speed of products that a token per second takes; None: unknown.
     """
 
     counter: StepCounter
     first: int = 0
-    times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_STEPS))
+    times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=NEWEST))
     per_step: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    product_share: float | None = None
 
     def __post_init__(self) -> None:
         self._before = self.counter.steps
@@ -50,6 +52,11 @@ class Training:
         self._counts[name] += count
         self.per_step[name] = self._counts[name] / max(self.steps, 1)
 
+    def add_batch(self, rows: int, tokens: int) -> None:
+        """Add a batch of this rank: the tokens of a step follow from its samples, if these are known."""
+        self._counts.update(rows=rows, tokens=tokens)
+        self.per_step["tokens"] = self.per_step.get("samples", 0) * self._counts["tokens"] / self._counts["rows"]
+
     def begin_step(self, communicated: float | None) -> None:
         """Begin to time a step, given this process's seconds of communication so far."""
         self._begin = time.perf_counter(), communicated or 0.0
@@ -63,7 +70,7 @@ class Training:
         """Return the times of the newest steps; any thread may call this."""
         return [seconds for seconds, _ in list(self.times)]
 
-    def per_second(self, name: str, steps: int = _STEPS) -> float | None:
+    def per_second(self, name: str, steps: int = NEWEST) -> float | None:
         """Return the global "samples" or "tokens" per second over the last `steps` steps; None if unknown."""
         seconds, each = self.step_seconds()[-steps:], self.per_step.get(name)
         return each * len(seconds) / sum(seconds) if seconds and each else None

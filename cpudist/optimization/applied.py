@@ -20,7 +20,7 @@ def note(names: list[str], dtype: torch.dtype) -> list[str]:
     dtypes.add(dtype)
     running = job.current()
     if running is not None:
-        running.record.optimizations = names
+        running.record.optimizations, running.record.dtype = names, precision.name(dtype)
         running.changes.then(dtypes.clear)
     return names
 

@@ -60,7 +60,9 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
         if isinstance(sampler, SharedSampler):  # the ranks' shares are not equal
             samples = sampler.samples_per_step
         self._record.training = Training(self._job.counter, per_step={"samples": samples}, first=state.global_step)
-        self._record.dtype = _dtype(args, kwargs.get("model"))
+        dtype = computing_type(args)
+        self._record.dtype = None if dtype is torch.float32 else precision.name(dtype)
+        self._record.note_model(kwargs.get("model"))
         self._mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -90,14 +92,6 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
 
     def _mark(self) -> None:
         self._record.training.begin_step(self._job.backend.communication_seconds())
-
-
-def _dtype(args: Any, model: Any) -> str | None:
-    """Return the name of the type that the job computes in."""
-    if (dtype := computing_type(args)) is not torch.float32:
-        return precision.name(dtype)
-    parameter = next(iter(model.parameters()), None) if model is not None else None
-    return None if parameter is None else precision.name(parameter.dtype)
 
 
 class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]

@@ -15,6 +15,9 @@ from cpudist import typed_json
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_bandwidth
 from cpudist.cluster.judgement import judge
 from cpudist.cluster.links import pairs_in_rounds
+from cpudist.launchers import Placement
+from cpudist.observability import product_speed
+from cpudist.world import RankInfo
 
 Change = Callable[[ClusterFigures], ClusterFigures]
 
@@ -128,11 +131,16 @@ def test_figures_cross_processes_and_the_bandwidth_is_kept(tmp_path: Path, monke
     assert last_bandwidth() is None
     keep(cluster(4))
     assert last_bandwidth() == cluster(4).bandwidth == pytest.approx(1.5 * ((1 << 20) - 1024) / (0.02 - 1e-4))
+    hosts = [RankInfo("", host.name, Placement(0, 1), threads=3) for host in cluster(4).hosts]
+    speed = product_speed.of_ranks(hosts, "bfloat16")
+    assert speed == pytest.approx(3 * sum(host.flops["bfloat16"] / host.cores for host in cluster(4).hosts))
+    assert product_speed.of_ranks([*hosts, RankInfo("", "new", Placement(0, 1), threads=3)], "bfloat16") is None
     keep(dataclasses.replace(cluster(4), allreduces={1024: 1e-4, 1 << 20: 1e-4}))
     assert last_bandwidth() == cluster(4).bandwidth, "noise"
     for damaged in ("{", "[]", "{}", '{"bandwidth": "1"}'):
-        (tmp_path / "cpudist/network.json").write_text(damaged)
-        assert last_bandwidth() is None
+        for name in ("network.json", "products.json"):
+            (tmp_path / "cpudist" / name).write_text(damaged)
+        assert last_bandwidth() is product_speed.of_ranks(hosts, "bfloat16") is None
 
 
 @given(st.integers(1, 40))

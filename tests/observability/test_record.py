@@ -20,7 +20,7 @@ import cpudist
 from cpudist.errors import UserError
 from cpudist.job import require
 from cpudist.launchers import Placement
-from cpudist.observability import training_figures
+from cpudist.observability import product_speed, training_figures
 from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.training_figures import Training
 from cpudist.supervision.rank_status import Pace, RankStatus
@@ -48,7 +48,8 @@ def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyP
     assert [name for name in [*fields, "details"] if f"`{name}`" not in REFERENCE] == [], "undocumented"
     assert fields.pop("memory") == pytest.approx(psutil.Process().memory_info().rss, rel=2)
     unknown = ("transport", "dtype", "gradients", "gradient_times", "steps", "samples_per_second")
-    unknown += ("tokens_per_second", "communication_share", "waiting", "shares", "checkpoint")
+    unknown += ("tokens_per_second", "tokens_per_second_per_core", "product_share")
+    unknown += ("communication_share", "waiting", "shares", "checkpoint")
     alone = {"launcher": "single", "corrected_variables": [], "hosts": ["here"], "world_size": 1, "backend": "gloo"}
     assert fields == {
         **dict.fromkeys(unknown),
@@ -70,13 +71,20 @@ def test_what_nobody_knew_is_null(record: RunRecord, monkeypatch: pytest.MonkeyP
 
 def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     job.counter.steps = 2  # of an earlier loop
+    monkeypatch.setattr(product_speed.user_cache, "read", {"products.json": {"here": {"bfloat16": 3000.0}}}.get)
     record.training = Training(
         job.counter, 7, deque([(1.0, 0.0), (3.0, 1.0)]), {"samples": 8, "tokens": 50}, [5.0, 2.0 / 3]
     )
+    record.dtype = "bfloat16"
+    # 6 operations for each weight of the head, 4 for those of the frozen layer, none for the embedding and the norm.
+    layers = [torch.nn.Embedding(9, 4), torch.nn.Linear(4, 5).requires_grad_(False), torch.nn.LayerNorm(5)]
+    record.note_model(torch.nn.Sequential(*layers, torch.nn.Linear(5, 2)))
+    speeds = {"samples_per_second": 4.0, "tokens_per_second": 25.0, "tokens_per_second_per_core": 12.5}
+    speeds["product_share"] = pytest.approx(25 * (4 * 20 + 6 * 10) / 6000, rel=1e-5)
     job.counter.steps = 5
     job.backend.compressed = 400, 100
     monkeypatch.setattr(job.backend, "details", lambda: {"algorithm": "ring"})
-    record.compression, record.dtype, record.optimizations = "int8", "bfloat16", ["ipex"]
+    record.compression, record.optimizations = "int8", ["ipex"]
     record.checkpoint, record.gradient_times = "step-5", {"values": 1}
     record.network = {"interface": "lo", "address": "127.0.0.1"}
     share = {rank: RankStatus(rank, f"h{rank}", pace=replace(PACE, communication_share=rank / 2)) for rank in (0, 1)}
@@ -90,8 +98,7 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeyp
         "gradient_times": {"values": 1},
         "network": {"interface": "lo", "address": "127.0.0.1"},
         "steps": 3,
-        "samples_per_second": 4.0,
-        "tokens_per_second": 25.0,
+        **speeds,
         "step_seconds": {"median": 2.0, "p95": 2.9},
         "communication_share": 0.25,
         "loss": {"first": 5.0, "last": 0.666667},
@@ -106,7 +113,8 @@ def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord, monkeyp
         "details": {"algorithm": "ring"},
     }
     assert {name: fields[name] for name in expected} == expected
-    assert record.newest() == {"checkpoint": "step-5", "losses": [5.0, 2.0 / 3]}
+    assert record.newest() == {"checkpoint": "step-5", "losses": [5.0, 2.0 / 3], **speeds}
+    assert product_speed.text(record.speeds()) == "25 tokens/s (12.5 a core, 58 % of its product speed)"
     record.training.losses = [float("nan"), *range(9_999), float("inf")]
     fields = record.as_dict("failed")
     assert fields["loss"] == {"first": None, "last": None}, "JSON has neither"

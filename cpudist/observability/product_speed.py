@@ -1,0 +1,58 @@
+"""The speed of matrix products on each host, as `cpudist test` has measured it, and a training's share of it.
+
+Shares are those of model products: 6 operations for each token and weight (4 where the weight is frozen), without
+attention, embeddings and padding. The speeds are stored in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cpudist import typed_json, user_cache
+
+if TYPE_CHECKING:
+    import torch
+
+    from cpudist.world import RankInfo
+
+_FILE = "products.json"
+
+SPEED, OF_CORE, SHARE = "tokens_per_second", "tokens_per_second_per_core", "product_share"
+
+
+def save(speeds: Mapping[str, Mapping[str, float]]) -> None:
+    """Store the operations per second of a core, by host and number format."""
+    user_cache.write(_FILE, {**user_cache.read(_FILE), **speeds})
+
+
+def of_ranks(members: Sequence[RankInfo], dtype: str | None) -> float | None:
+    """Return the operations per second of all threads of the ranks; None if one of the hosts was not measured."""
+    try:
+        stored = typed_json.read(dict[str, dict[str, float]], user_cache.read(_FILE))
+        return sum(member.threads * stored[member.host][dtype or ""] for member in members)
+    except (ValueError, KeyError):  # another version has written the file, or nobody has measured
+        return None
+
+
+def of_token(model: torch.nn.Module) -> int:
+    """Return the operations of a token in the products of the model's layers, forward and backward."""
+    from torch.nn import Embedding  # imported late: commands import this module without torch
+
+    weights = (
+        weight
+        for module in model.modules()
+        if not isinstance(module, Embedding)
+        for weight in module.parameters(recurse=False)
+        if weight.dim() > 1
+    )
+    return sum((6 if weight.requires_grad else 4) * weight.numel() for weight in weights)
+
+
+def text(figures: Mapping[str, Any]) -> str:
+    """Return the tokens per second in `figures` as a part of a sentence; empty if unknown."""
+    speed, of_core, share = (figures.get(name) for name in (SPEED, OF_CORE, SHARE))
+    if not speed:
+        return ""
+    of_products = f", {100 * share:.0f} % of its product speed" if share else ""
+    return f"{speed:.4g} tokens/s" + (f" ({of_core:.4g} a core{of_products})" if of_core else "")
