@@ -43,7 +43,12 @@ def test_how_runs_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 
 def test_a_run_in_full(tmp_path: Path) -> None:
     attempts = {"restarts": 1, "attempts": [[0, 30], [20, 100]], "steps": 100, "samples_per_second": 32.714}
-    attempts |= {"tokens_per_second": 8192.3, "tokens_per_second_per_core": 512.02, "product_share": 0.41}
+    attempts |= {
+        "tokens_per_second": 8192.3,
+        "tokens_per_second_per_core": 512.02,
+        "product_share": 0.41,
+        "shares": {"step": 9, "shares": [12, 4]},
+    }
     figures = {"dtype": "bfloat16", "optimizations": ["ipex", "dropout"], "gradients": {"compress": "int8"}}
     run = summary.read(_run(tmp_path / "a", (4.0, 2.0, 1.0), communication_share=0.06, **attempts, **figures))
     assert run.rows() == {
@@ -59,6 +64,7 @@ def test_a_run_in_full(tmp_path: Path) -> None:
         "samples/s": "32.71",
         "tokens/s": "8192 (512 a core, 41 % of its product speed)",
         "step (p95)": "1200 ms (1300)",
+        "shares": "12, 4",
         "waits for messages": "6 %",
         "loss": "4 to 1",
         "curve": "█▃▁",

@@ -202,7 +202,7 @@ def test_a_model_gets_its_own_compression_or_the_jobs(
 
     monkeypatch.setattr(communication, "choose_later", choose)
     backend, record = _Compressing(), SimpleNamespace(compression=None)
-    ours = Communication(backend, World(rank, 2, rank, 2, 0, nodes, "test"), record)
+    ours = Communication(backend, World(rank, 2, rank, 2, 0, nodes, "test"), record, lambda _: None)
     if default:
         ours.set_compression(default, "")
     ours.wrap(lambda: model, ours.applicable(asked))
@@ -213,8 +213,8 @@ def test_a_model_gets_its_own_compression_or_the_jobs(
 
 def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    backend, record, changes = _Compressing(), SimpleNamespace(compression=None), Changes()
-    ours = Communication(backend, World(0, 2, 0, 2, 0, 2, "test"), record)
+    backend, record, changes, told = _Compressing(), SimpleNamespace(compression=None), Changes(), list[Any]()
+    ours = Communication(backend, World(0, 2, 0, 2, 0, 2, "test"), record, told.append)
     ours.set_compression("bf16", "")
     apply(communication.PATCHES, ours, changes)
     model, ddp = torch.nn.Linear(1, 1), torch.nn.parallel.DistributedDataParallel
@@ -222,6 +222,7 @@ def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job()
     assert ddp(model, [0], output_device=0, bucket_cap_mb=5).bucket_bytes_cap == 5 << 20  # a script for GPUs
     wrapped = ours.wrap(lambda: ddp(module=model), "none")
     assert (wrapped.bucket_bytes_cap, backend.schemes) == (33 << 20, ["bf16", "bf16", "none"])
+    assert (len(told), told[-1]) == (3, wrapped), "each model is told once"
     changes.undo()
     assert ddp(model).bucket_bytes_cap != 33 << 20
     assert len(backend.schemes) == 3

@@ -189,7 +189,7 @@ def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(record: R
 
 
 def test_an_own_loop_logs_what_trainer_logs(job: Observed, record: RunRecord) -> None:
-    job.world = replace(job.world, size=2)
+    job.world, job.balance.ranks = replace(job.world, size=2), 2
     assert record.log(0.5, {"samples": 16, "tokens": 0}) == {"loss": 0.5}, "the speed is not known"
     for number in range(1, 5):
         job.counter.steps = 10 * number  # logged in every tenth step
