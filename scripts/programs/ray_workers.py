@@ -1,12 +1,14 @@
 """Ray Train's workers, with the backend of torch.distributed that is given."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 from ray.train import ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 
-def work() -> None:
+def work(config: dict[str, Any]) -> None:
     import ray.train.torch
     import torch
     import torch.distributed as dist
@@ -15,12 +17,20 @@ def work() -> None:
     model = ray.train.torch.prepare_model(torch.nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())
+    assert dist.get_backend() == config["backend"]
+    losses = ""
     for _ in range(6):
         loss = (model(torch.randn(8, 16)) - 1).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(f"loss {loss.item():.6f}", flush=True)
+        losses += f"loss {loss.item():.6f}\n"
+    Path(config["folder"], f"{dist.get_rank()}.txt").write_text(losses)
 
 
-TorchTrainer(work, torch_config=TorchConfig(sys.argv[1]), scaling_config=ScalingConfig(num_workers=2)).fit()
+backend = sys.argv[1]
+work_config = {"backend": backend, "folder": str(Path.cwd())}
+workers = ScalingConfig(num_workers=2)
+TorchTrainer(work, train_loop_config=work_config, torch_config=TorchConfig(backend), scaling_config=workers).fit()
+for file in Path().glob("*.txt"):  # Ray keeps what its workers print
+    print(file.read_text())

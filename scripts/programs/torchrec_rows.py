@@ -27,7 +27,7 @@ model = Model()
 sharder = EmbeddingBagCollectionSharder()
 rows = construct_module_sharding_plan(
     model.embeddings,
-    {name: row_wise(compute_device="cpu") for name in FEATURES},
+    {name: row_wise() for name in FEATURES},
     sharder,
     dist.get_world_size(),
     device_type="cpu",

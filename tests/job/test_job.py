@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import requires
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -49,17 +48,6 @@ def test_intels_scripts_run_under_plain_mpirun_too() -> None:
     command = mpirun(2, "-env", "RANK", "0", "-env", "WORLD_SIZE", "2", sys.executable, JOINS, "ccl", "intel")
     result = completed(command, timeout=100)
     assert result.stdout.count("ccl, sum 0.0, there was a group: False\n") == 2, result.output
-
-
-@pytest.mark.job
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install --no-build-isolation deepspeed")
-def test_deepspeed_joins_and_its_losses_are_those_of_gloo() -> None:
-    script, losses = str(CHECKS / "deepspeed_zero.py"), []
-    for backend, command in (("gloo", torchrun(2, script)), ("ccl", mpirun(2, *train(script)))):
-        result = completed(command, timeout=240, env={"DS_ACCELERATOR": "cpu"})
-        losses.append({line.removeprefix(backend) for line in result.stdout.splitlines() if line.startswith(backend)})
-    assert len(losses[0]) == 6
-    assert losses[0] == losses[1]
 
 
 def test_an_interface_is_told_to_all_libraries_until_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
