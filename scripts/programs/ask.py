@@ -4,6 +4,7 @@ import json
 import os
 from importlib import import_module
 from operator import attrgetter
+from types import ModuleType, SimpleNamespace
 
 import torch.distributed as dist
 
@@ -11,6 +12,15 @@ import cpudist
 
 world = cpudist.init()
 DEVICES = {"accelerator": "cpu", "devices": world.local_size, "num_nodes": world.node_count}
+
+
+def deepspeeds(deepspeed: ModuleType) -> SimpleNamespace:
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # docs/programs.md says why
+    deepspeed.init_distributed()
+    comm = deepspeed.comm
+    return SimpleNamespace(rank=comm.get_rank(), world_size=comm.get_world_size(), local_rank=comm.get_local_rank())
+
+
 LIGHTNING = "global_rank world_size local_rank"
 ASKED = {
     "accelerate": (lambda m: m.PartialState(cpu=True), "process_index num_processes local_process_index"),
@@ -21,6 +31,7 @@ ASKED = {
     "lightning.pytorch": (lambda m: m.Trainer(**DEVICES, logger=False), LIGHTNING),
     "lightning.fabric": (lambda m: m.Fabric(**DEVICES), LIGHTNING),
     "mace.tools.slurm_distributed": (lambda m: m.DistributedEnvironment(), "rank world_size local_rank"),
+    "deepspeed": (deepspeeds, "rank world_size local_rank"),
     "mpi4py.MPI": (lambda m: m.COMM_WORLD, "rank size"),
 }
 if world.launcher not in ("intel-mpi", "mpich"):

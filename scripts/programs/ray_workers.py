@@ -13,6 +13,9 @@ def work(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    context = ray.train.get_context()
+    assert (context.get_world_rank(), context.get_world_size()) == (dist.get_rank(), dist.get_world_size())
+
     torch.manual_seed(0)
     model = ray.train.torch.prepare_model(torch.nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
