@@ -24,7 +24,7 @@ from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import name_of
 
 INTERRUPTED = 130
-_LONGEST = 200  # characters of an error in the report, whose whole text stands above it
+_LONGEST = 240  # characters of an error in the report, whose whole text stands above it
 
 # gloo (torch 2.8 to 2.13) and ccl raise RuntimeError with these words if the other process has ended or left the group.
 _PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe|(has left|leaves) the group", re.IGNORECASE)

@@ -1,5 +1,6 @@
 """A Trainer with a small model, in the process of a test."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ class Model(torch.nn.Module):
         return {"loss": (self.layer(x) - labels).square().mean()}
 
 
-def trained(folder: Path, resume: str | None = None, **words: Any) -> list[dict[str, float]]:
-    """Train on 40 samples; return what was logged."""
+def trained(folder: Path, given: Mapping[str, Any] | None = None, **words: Any) -> list[dict[str, float]]:
+    """Train on 40 samples, with the arguments `given` to `Trainer.train`; return what was logged."""
     torch.manual_seed(0)
     samples = [{"x": torch.rand(4), "labels": torch.ones(1)} for _ in range(40)]
     arguments = TrainingArguments(str(folder), **{"report_to": "none", "disable_tqdm": True, **words})
     trainer = Trainer(Model(), arguments, train_dataset=samples)
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train(**(given or {}))
     return trainer.state.log_history

@@ -98,7 +98,8 @@ def _losses(output: Path, patch: pytest.MonkeyPatch, run: str = "one", restarts:
     patch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
     cpudist.init("gloo", pin=False, resume=words.get("resume"))
     try:
-        logged = small_trainer.trained(output, words.get("named"), max_steps=5, save_steps=2, logging_steps=1)
+        given = {name: words.get(name) for name in ("resume_from_checkpoint", "trial")}
+        logged = small_trainer.trained(output, given, max_steps=5, save_steps=2, logging_steps=1)
         return [entry["loss"] for entry in logged if "loss" in entry]
     finally:
         cpudist.shutdown()
@@ -143,13 +144,15 @@ def test_one_with_another_checksum_is_named_and_the_one_before_taken(again: Any,
 @pytest.mark.versions
 def test_one_that_the_script_names_is_taken_though_damaged(again: Any, tmp_path: Path) -> None:
     (tmp_path / "out/checkpoint-2/training_args.bin").write_bytes(b"")
-    said = again(named=str(tmp_path / "out/checkpoint-2"))
+    said = again(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
     assert "checkpoint-2 is damaged: training_args.bin has 0 bytes" in said
     assert "going on from" not in said
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("words", [{"resume": "never"}, {"run": "two", "restarts": 1}], ids=["never", "another run"])
+@pytest.mark.parametrize(
+    "words", [{"resume": "never"}, {"run": "two", "restarts": 1}, {"trial": "of a search"}], ids=str
+)
 def test_it_begins_anew(words: dict[str, Any], again: Any, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "out/checkpoint-2")
     said = again(**words)
