@@ -142,7 +142,7 @@ class Balance:
         if batch is None:
             if self._other_since or not self._agreed:
                 return 1.0
-            raise UserError("cpudist.shares is for a torch DataLoader, as in DataLoader(data, batch_sampler=shares)")
+            raise UserError("the batches of cpudist.shares come from a torch DataLoader; give it batch_sampler=shares")
         matches = not shapes or any(batch.samples in shape[:2] for shape in shapes)
         if self._other_since and (not matches or batch.weight == 1):
             return 1.0

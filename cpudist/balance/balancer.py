@@ -62,7 +62,9 @@ class Balancer:
             return None
         speeds = _speeds(before, now)
         if speeds is None:
-            self._warn(now[0].steps)
+            if now[0].steps >= _UNSEEN and not self._warned:
+                self._warned = True
+                say("warning: --balance changes nothing: neither cpudist.shares nor a Trainer divides the batches")
             return None
         shares = divide(balance.per_step, balance.chosen, balance.least)
         self._largest = tuple(map(max, shares, self._largest or shares))
@@ -103,11 +105,6 @@ class Balancer:
             f"{sum(best)}; steps {faster:.1f} times as fast{grows}"
         )
         return {"step": now[0].steps, "shares": best, "speeds": [float(f"{speed:.4g}") for speed in speeds]}
-
-    def _warn(self, steps: int) -> None:
-        if steps >= _UNSEEN and not self._warned:
-            self._warned = True
-            say("warning: --balance changes nothing here: the loop's batches do not come from cpudist.shares")
 
 
 def _speeds(first: Paces, last: Paces) -> tuple[float, ...] | None:

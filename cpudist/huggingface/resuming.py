@@ -211,7 +211,7 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
             remedy = "leave --balance out" if ranks == began else f"start {began} ranks"
             raise UserError(
                 f"{ranks} ranks cannot have unequal shares of {samples} samples in a step, since this script divides "
-                f"its data in a way of its own: {remedy}"
+                f"its data in a way of its own; {remedy}"
             )
         return loader
 
