@@ -140,11 +140,6 @@ def gather_rank_info(
 ) -> tuple[World, list[RankInfo]]:
     """Publish this rank's description; return its place among the others and all descriptions, in rank order.
 
-    Args:
-        launcher: the launcher of this rank.
-        interactive: whether an exception does not end this process.
-        all_gather: publishes this rank's text under a key and returns the texts of all ranks.
-
     Raises:
         UserError: the ranks of a node contradict the launcher's numbers.
         StartupTimeout: a rank did not arrive in time.
@@ -197,10 +192,7 @@ def corrected_variables(members: Sequence[RankInfo], launcher: str) -> list[str]
 def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | None) -> str:
     """Return a sentence if the ranks do not run where the launcher says they do; empty otherwise.
 
-    Args:
-        members: all ranks, in rank order.
-        world: any rank's place, from `assign_nodes`.
-        requested_nodes: the number of nodes that the user asked for; None: unknown.
+    `world` is any rank's place; `requested_nodes` is the number that the user asked for, None if unknown.
     """
     remedy = "look at the hostfile, which cpudist doctor --hostfile checks"
     machines = {member.node: member.host for member in members}

@@ -28,11 +28,9 @@ def pairs_in_rounds(hosts: int) -> list[tuple[int, int]]:
 
 
 def measure_links(own: int, ranks: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[LinkFigures]:
-    """Return both directions of the links from host `own` to hosts of higher numbers. Each host's rank calls it.
+    """Return both directions of the links from host `own` to hosts of higher numbers.
 
-    Args:
-        ranks: the calling rank of each host.
-        pairs: pairs of hosts, in the order of their rounds.
+    One of each host's `ranks` calls it. `pairs` are pairs of hosts, in the order of their rounds.
     """
     found = []
     for low, high in pairs:

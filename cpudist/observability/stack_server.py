@@ -65,11 +65,9 @@ class StackServer:
 
     Attributes:
         figures: returns the rank's figures; called by the thread.
-        job: see below.
 
     Args:
         job: a text that all ranks of the job have in common, such as the store's address.
-        rank, size: this rank, and the number of ranks of the job.
         name: the rank's name in headings, such as "rank 3 on h1".
         status: returns the rank's activity as a short text; called by the thread.
 
@@ -164,12 +162,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def read_pipe(pipe: int, wait: float) -> bytes:
-    """Read from a non-blocking pipe until it pauses.
-
-    Args:
-        pipe: a file descriptor.
-        wait: seconds to wait for the first byte.
-    """
+    """Read from a non-blocking pipe until it pauses; wait at most `wait` seconds for the first byte."""
     parts: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)

@@ -35,8 +35,7 @@ def pin(launcher: Launcher) -> Pinning | None:
 def decide(launcher: Launcher, chosen_threads: tuple[int, str] | None = None) -> Pinning | None:
     """Return the CPUs and threads that `pin` would assign to this rank; change nothing.
 
-    Args:
-        chosen_threads: torch's number of threads, and its origin; None: read it from the environment.
+    `chosen_threads` is torch's number of threads and its origin; None: read from the environment.
     """
     try:
         placement = launcher.placement()

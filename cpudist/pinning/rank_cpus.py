@@ -62,12 +62,7 @@ def starter_of(rank_variable: str | None) -> Starter:
 
 
 def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: int, options: PlanOptions) -> Pinning:
-    """Return the pinning of local rank `rank` of `ranks`.
-
-    Args:
-        starter_cpus: the CPUs of the process that started the ranks.
-        options: the user's options; their `ranks` is ignored.
-    """
+    """Return the pinning of local rank `rank` of `ranks`; the number of ranks in `options` is ignored."""
     usable = machine.usable
     everything = machine.topology.restricted_to(starter_cpus)
     if ranks > 1 and len(usable.cpus) < len(everything.cpus):

@@ -74,11 +74,7 @@ def fail(
 
 
 def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
-    """Return a `sys.excepthook` that ends the job; the present hook prints the traceback.
-
-    Args:
-        end: ends the job; takes an exception and a function that prints it.
-    """
+    """Return a `sys.excepthook` that ends the job by `end`; the present hook prints the traceback."""
     print_traceback = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

@@ -101,14 +101,7 @@ class RankStatus:
 def status_of(
     world: World, backend: Backend | None, pace: Pace | None = None, line: str = "", *, at_end: bool = False
 ) -> RankStatus:
-    """Return the status of this rank.
-
-    Args:
-        backend: reports the calls that are under way; None before it has started.
-        pace: counters of this rank's training so far.
-        line: the newest result of `user_line` that is not empty.
-        at_end: whether the script has ended.
-    """
+    """Return the status of this rank; `line` is the newest result of `user_line` that is not empty."""
     calls = backend.calls() if backend is not None else None
     return RankStatus(
         world.rank,

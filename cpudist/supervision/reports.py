@@ -36,12 +36,7 @@ class _Wait:
 
 
 class Explanation:
-    """Finds the ranks that keep the others waiting.
-
-    Args:
-        statuses: the status of each rank of the job; None for a rank that does not answer.
-        hosts: the host of each rank.
-    """
+    """Finds the ranks that keep the others waiting; the status of a rank that does not answer is None."""
 
     def __init__(self, statuses: Statuses, hosts: Sequence[str]) -> None:
         self.statuses = statuses

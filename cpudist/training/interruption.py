@@ -41,10 +41,6 @@ class Interrupted(SystemExit):
 class Interruption:
     """Agrees with all ranks, over the job's store, on the step after which they stop.
 
-    Args:
-        rank, size: this rank, and the number of ranks.
-        heartbeat: the thread that polls for a signal.
-
     Attributes:
         signal: the signal that any rank has received; set once this rank has seen it.
     """

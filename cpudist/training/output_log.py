@@ -27,13 +27,8 @@ def log_output(folder: Path, rank: int, *, again: bool) -> None:
     """Copy standard output and standard error of this process, and of its children, to a file from now on.
 
     Two processes of `tee` copy it: they also get the output of C code, and the last lines of a process that is killed.
-
-    Args:
-        folder: gets the file ``rank-N.log``, N being the rank.
-        again: whether to append to the file, since the job has been restarted.
-
-    Raises:
-        UserError: the file cannot be written.
+    After a restart of the job (`again`) they append to the file, ``rank-N.log`` in `folder`. Raises UserError if it
+    cannot be written.
     """
     file = folder / f"rank-{rank}.log"
     try:

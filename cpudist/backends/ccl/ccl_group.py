@@ -21,11 +21,7 @@ _CONNECT_SECONDS = 60.0  # Time limit of creating the transport once all ranks h
 
 
 class WireOptions(Backend.Options):
-    """``pg_options`` of a group that sends large float32 sums and averages in a smaller format.
-
-    Args:
-        wire: "bf16", or "int8" in blocks of 256 values.
-    """
+    """``pg_options`` of a group that sends large float32 sums and averages as "bf16", or as "int8" in blocks of 256."""
 
     def __init__(self, wire: str) -> None:
         super().__init__("ccl")
