@@ -73,28 +73,18 @@ class World:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's description of itself, published when the job starts.
+    """One rank's description of itself, published when the job starts."""
 
-    Attributes:
-        node: a text that identifies the machine: ranks that share memory have the same.
-        host: the machine's name.
-        placement: the rank's numbers from the launcher.
-        cpus: the logical CPUs that it may use.
-        threads: the number of its computing threads.
-        interactive: whether it is a notebook or an interactive session, which an exception does not end.
-        restarts: how often the job has been restarted, as this rank's launcher counts.
-        run_ids: the names of the run from this rank's launcher: `Launcher.run_ids`.
-        variables: those of all launchers that the rank has found, before the job changes them: `one_world`.
-    """
-
-    node: str
-    host: str
-    placement: Placement
-    cpus: tuple[int, ...] = ()
-    threads: int = 1
-    interactive: bool = False
-    restarts: int = 0
+    node: str  # a text that identifies the machine: ranks that share memory have the same
+    host: str  # the machine's name
+    placement: Placement  # the rank's numbers from the launcher
+    cpus: tuple[int, ...] = ()  # the logical CPUs that it may use
+    threads: int = 1  # the number of its computing threads
+    interactive: bool = False  # whether it is a notebook or an interactive session, which an exception does not end
+    restarts: int = 0  # how often the job has been restarted, as this rank's launcher counts
+    # The names of the run from this rank's launcher: `Launcher.run_ids`.
     run_ids: dict[str, bool] = field(default_factory=dict)
+    # Those of all launchers that the rank has found, before the job changes them: `one_world`.
     variables: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:

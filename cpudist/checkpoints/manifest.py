@@ -18,21 +18,13 @@ BLOCK = 1 << 22  # bytes to read or write at once
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of FILE.
+    """The content of FILE."""
 
-    Attributes:
-        step: the step after which the checkpoint was saved; None if it has no step.
-        world_size: the number of ranks that have saved it.
-        runs: the names of the run.
-        trainer: the batch geometry and number of Trainer's training.
-        files: each file with its size in bytes and its CRC-32.
-    """
-
-    step: int | None
-    world_size: int
-    runs: tuple[str, ...]
-    trainer: Mapping[str, Any]
-    files: Mapping[str, tuple[int, str]]
+    step: int | None  # the step after which the checkpoint was saved; None if it has no step
+    world_size: int  # the number of ranks that have saved it
+    runs: tuple[str, ...]  # the names of the run
+    trainer: Mapping[str, Any]  # the batch geometry and number of Trainer's training
+    files: Mapping[str, tuple[int, str]]  # each file with its size in bytes and its CRC-32
 
 
 def seal(

@@ -18,45 +18,27 @@ _LATE = ("timeout", "compress", "resume", "async_checkpoint", "stall", "balance"
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options of a job; a wrong value is a `UserError`. Each field is a keyword argument and a command-line flag.
+    """Options of a job; a wrong value is a `UserError`. Each field is a keyword argument and a command-line flag."""
 
-    Attributes:
-        backend: a backend's name, or "auto".
-        backend_options: the backend's own options, by name; see `Backend.configure`.
-        timeout: limit of the start and of every collective, in seconds; None: not given, see `limit`.
-        interface: the network interface of the rendezvous and of all messages; None: any.
-        pin: whether ranks are pinned.
-        compress: the compression of gradients between hosts; None: not given.
-        resume: "auto" resumes a training from this run's newest checkpoint after a restart, "never" does not; None: not
-            given.
-        async_checkpoint: whether Trainer's checkpoints are written in the background; None: not given.
-        stall: end the job after so many seconds without a sign of life; None: never.
-        balance: whether the ranks' shares of a step follow their speeds; None: not given.
-        checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
-        record: the file of the run record; None: not given.
-        target: the program that cpudist-train runs.
-        metrics_port: address and port where rank 0 serves figures for Prometheus.
-        timeline, steps: the file for a trace of all ranks; its first optimizer step, and the first step after it.
-        from_flags: whether messages name options as flags (--compress) instead of arguments (compress=).
-    """
-
-    backend: str = "auto"
+    backend: str = "auto"  # a backend's name, or "auto"
+    # The backend's own options, by name; see `Backend.configure`.
     backend_options: Mapping[str, Any] = field(default_factory=dict)
-    timeout: float | None = None
-    interface: str | None = None
-    pin: bool = True
-    compress: str | None = None
+    timeout: float | None = None  # limit of the start and of every collective, in seconds; None: not given, see `limit`
+    interface: str | None = None  # the network interface of the rendezvous and of all messages; None: any
+    pin: bool = True  # whether ranks are pinned
+    compress: str | None = None  # the compression of gradients between hosts; None: not given
+    # "auto" resumes a training from this run's newest checkpoint after a restart, "never" does not; None: not given.
     resume: Literal["auto", "never"] | None = None
-    async_checkpoint: bool | None = None
-    stall: float | None = None
-    balance: bool | None = None
-    checkpoint_on_signal: bool = False
-    record: Path | None = None
-    target: str | None = None
-    metrics_port: tuple[str, int] | None = None
-    timeline: Path | None = None
-    steps: tuple[int, int] | None = None
-    from_flags: bool = False
+    async_checkpoint: bool | None = None  # whether Trainer's checkpoints are written in the background; None: not given
+    stall: float | None = None  # end the job after so many seconds without a sign of life; None: never
+    balance: bool | None = None  # whether the ranks' shares of a step follow their speeds; None: not given
+    checkpoint_on_signal: bool = False  # whether a Trainer saves a checkpoint before a signal ends the job
+    record: Path | None = None  # the file of the run record; None: not given
+    target: str | None = None  # the program that cpudist-train runs
+    metrics_port: tuple[str, int] | None = None  # address and port where rank 0 serves figures for Prometheus
+    timeline: Path | None = None  # the file for a trace of all ranks
+    steps: tuple[int, int] | None = None  # the trace's first optimizer step, and the first step after it
+    from_flags: bool = False  # whether messages name options as flags (--compress) instead of arguments (compress=)
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any], **more: Any) -> Self:

@@ -46,18 +46,12 @@ class Figures(TypedDict, total=False):
 
 @dataclass(frozen=True, order=True)
 class RankStacks:
-    """The answer of a rank.
+    """The answer of a rank."""
 
-    Attributes:
-        address: its address.
-        user: the user of its process.
-        text: its status in the first line, then its stacks.
-        figures: its figures; empty if its thread does not answer, or is of a version that sends them otherwise.
-    """
-
-    address: StackAddress
-    user: int
-    text: str
+    address: StackAddress  # its address
+    user: int  # the user of its process
+    text: str  # its status in the first line, then its stacks
+    # Its figures; empty if its thread does not answer, or is of a version that sends them otherwise.
     figures: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod

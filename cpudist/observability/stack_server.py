@@ -36,18 +36,12 @@ _NAME = re.compile(r"cpudist/rank/(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.([!-~]*)")
 
 @dataclass(frozen=True, order=True)
 class StackAddress:
-    """Address of a rank on its machine.
+    """Address of a rank on its machine."""
 
-    Attributes:
-        job: a text that identifies the job on this machine; all its ranks have the same.
-        rank, size: the rank, and the number of ranks of the job.
-        pipe: the file descriptor, in the rank's process, from which its stacks can be read after `SIGNAL`.
-    """
-
-    job: str
+    job: str  # a text that identifies the job on this machine; all its ranks have the same
     rank: int
-    size: int
-    pipe: int
+    size: int  # number of ranks of the job
+    pipe: int  # the file descriptor, in the rank's process, from which its stacks can be read after `SIGNAL`
 
     def socket_name(self) -> str:
         """Return the name of the rank's socket in Linux's abstract namespace: it begins with a zero byte (unix(7))."""

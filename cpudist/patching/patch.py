@@ -19,24 +19,17 @@ from cpudist.patching.undo import Changes
 
 @dataclass(frozen=True)
 class Patch:
-    """A part of another package that cpudist replaces or relies on.
+    """A part of another package that cpudist replaces or relies on."""
 
-    Attributes:
-        target: "module:attribute" or "module:Class.attribute".
-        why: the reason, as docs/patches.md shows it.
-        function: takes the original and the context, and returns the replacement or the changed original. None: only
-            check that the target exists; another patch uses it.
-        parameters: the names of the original's parameters; "..." allows any others. None: do not check them.
-        attributes: names that the original must have.
-        until: when the patch can go, with the upstream issue; empty: nothing is planned upstream.
-    """
-
-    target: str
-    why: str
+    target: str  # "module:attribute" or "module:Class.attribute"
+    why: str  # the reason, as docs/patches.md shows it
+    # Takes the original and the context, and returns the replacement or the changed original. None: only
+    # check that the target exists; another patch uses it.
     function: Callable[[Any, Any], Any] | None = None
+    # The names of the original's parameters; "..." allows any others. None: do not check them.
     parameters: str | None = None
-    attributes: str = ""
-    until: str = ""
+    attributes: str = ""  # names that the original must have
+    until: str = ""  # when the patch can go, with the upstream issue; empty: nothing is planned upstream
 
     @property
     def module(self) -> str:

@@ -27,19 +27,13 @@ _HINTS: dict[int, str] = {
 
 @dataclass(frozen=True)
 class LostRank:
-    """A rank that was lost.
+    """A rank that was lost."""
 
-    Attributes:
-        how: "ended": its process is gone; "unreachable": its host does not answer; a number: the signal that killed it.
-        rank: the rank; None if unknown.
-        host: its host; empty if unknown.
-        last_seen: its last activity, such as "last in train.py:88"; empty if unknown.
-    """
-
+    # "ended": its process is gone; "unreachable": its host does not answer; a number: the signal that killed it.
     how: Literal["ended", "unreachable"] | int
-    rank: int | None = None
-    host: str = ""
-    last_seen: str = ""
+    rank: int | None = None  # the rank; None if unknown
+    host: str = ""  # its host; empty if unknown
+    last_seen: str = ""  # its last activity, such as "last in train.py:88"; empty if unknown
 
     def __str__(self) -> str:
         """Return the sentence for the user, without a full stop."""

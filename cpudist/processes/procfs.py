@@ -20,18 +20,12 @@ _MOST_ANCESTORS = 64  # limits the walk, since process ids may be reused meanwhi
 
 
 class Process(NamedTuple):
-    """One process at one moment.
-
-    Attributes:
-        pid, parent: its id and its parent's.
-        start: when it started, in the kernel's clock ticks since boot; `pid` and `start` identify a process.
-        name: the name of its program, or of the script that a shell runs.
-    """
+    """One process at one moment."""
 
     pid: int
-    parent: int
-    start: int
-    name: str
+    parent: int  # its parent's id
+    start: int  # when it started, in the kernel's clock ticks since boot; `pid` and `start` identify a process
+    name: str  # the name of its program, or of the script that a shell runs
 
 
 def read(pid: int) -> Process | None:

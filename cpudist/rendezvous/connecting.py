@@ -41,20 +41,13 @@ _RETRY_SECONDS = 2.0  # Longest attempt and longest pause before a rank reads th
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The store that all ranks share, and its address.
-
-    Attributes:
-        address: the address of its server; None if this process is alone.
-        host: the address at which this rank reaches rank 0's host.
-        port: a free port of that host, used as MASTER_PORT by the job's scripts and libraries.
-        server: the store's process; None if this rank has not started one for this job.
-    """
+    """The store that all ranks share, and its address."""
 
     store: Store
-    address: Address | None
-    host: str
-    port: int
-    server: StoreProcess | None = None
+    address: Address | None  # the address of its server; None if this process is alone
+    host: str  # the address at which this rank reaches rank 0's host
+    port: int  # a free port of that host, used as MASTER_PORT by the job's scripts and libraries
+    server: StoreProcess | None = None  # the store's process; None if this rank has not started one for this job
 
     def close(self) -> None:
         """Close this rank's connections with the store, and its server if this rank has started it."""

@@ -27,67 +27,42 @@ _REQUESTS_PER_SECOND = 500.0  # Limit for all ranks together, which takes 4 % of
 
 @dataclass(frozen=True)
 class Pace:
-    """Counters of a rank so far; times are in seconds.
+    """Counters of a rank so far; times are in seconds."""
 
-    Attributes:
-        steps: optimizer steps.
-        at: monotonic clock of the rank at this reading.
-        waited: communication wait; None: not measured.
-        bytes: bytes communicated; None: not counted.
-        loading: time in data loaders.
-        processor: CPU time of all threads.
-        memory: resident memory in bytes.
-        run_queue_delay: run-queue delay of the main thread; None: unknown.
-        faults: page faults.
-        clock: frequency of one of the rank's CPUs in Hz; None: unknown.
-        threads: computing threads.
-        communication_share: communication wait as a share of the training time, set at its end; None: unknown.
-        step_at, step_waited: `at` and `waited` at the end of the newest step; None: no step or not measured.
-        samples: samples computed until then in shares; 0: not counted.
-        available: free memory in bytes, if shares follow the ranks' speeds.
-    """
-
-    steps: int
-    at: float
-    waited: float | None
-    bytes: int | None
-    loading: float
-    processor: float
-    memory: int
-    run_queue_delay: float | None
-    faults: int
-    clock: float | None
-    threads: int
+    steps: int  # optimizer steps
+    at: float  # monotonic clock of the rank at this reading
+    waited: float | None  # communication wait; None: not measured
+    bytes: int | None  # bytes communicated; None: not counted
+    loading: float  # time in data loaders
+    processor: float  # CPU time of all threads
+    memory: int  # resident memory in bytes
+    run_queue_delay: float | None  # run-queue delay of the main thread; None: unknown
+    faults: int  # page faults
+    clock: float | None  # frequency of one of the rank's CPUs in Hz; None: unknown
+    threads: int  # computing threads
+    # Communication wait as a share of the training time, set at its end; None: unknown.
     communication_share: float | None = None
+    # `at` and `waited` at the end of the newest step; None: no step or not measured.
     step_at: float | None = None
     step_waited: float | None = None
-    samples: int = 0
-    available: int = 0
+    samples: int = 0  # samples computed until then in shares; 0: not counted
+    available: int = 0  # free memory in bytes, if shares follow the ranks' speeds
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """The status of one rank at one moment.
-
-    Attributes:
-        rank, host: the rank and its host name.
-        line: the innermost line of the user's code in the main thread, as "train.py:88", or the last one that a
-            heartbeat has seen. A program without user code has the innermost line of all; empty if there is none.
-        under_way: the oldest and the newest incomplete call of each group, oldest first.
-        finished: the last completed collective of each group.
-        at_end: whether the script has ended and the rank waits for the others.
-        calls_known: whether the backend could report its calls.
-        pace: counters of its training so far; None if they are not measured.
-    """
+    """The status of one rank at one moment."""
 
     rank: int
     host: str
+    # The innermost line of the user's code in the main thread, as "train.py:88", or the last one that a
+    # heartbeat has seen. A program without user code has the innermost line of all; empty if there is none.
     line: str = ""
-    under_way: tuple[Call, ...] = ()
-    finished: tuple[Call, ...] = ()
-    at_end: bool = False
-    calls_known: bool = True
-    pace: Pace | None = None
+    under_way: tuple[Call, ...] = ()  # the oldest and the newest incomplete call of each group, oldest first
+    finished: tuple[Call, ...] = ()  # the last completed collective of each group
+    at_end: bool = False  # whether the script has ended and the rank waits for the others
+    calls_known: bool = True  # whether the backend could report its calls
+    pace: Pace | None = None  # counters of its training so far; None if they are not measured
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -25,21 +25,16 @@ _NO_LIMIT = 1 << 60  # version 1 writes a number close to 2**63 for "no limit"
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources that a process may use; None if there is no limit.
+    """The resources that a process may use; None if there is no limit."""
 
-    Attributes:
-        cpus: the CPUs on which it may run.
-        quota: CPU time in seconds per second, summed over all CPUs; 1.5 is the time of one and a half CPUs.
-        counted: number of CPUs that Slurm has given to this job step on this node. They are cores with
-            `--hint=nomultithread`, otherwise hardware threads.
-        memory: bytes for all ranks of the node together.
-        throttling: number of CPU quota periods, and of throttled periods; None without a quota.
-    """
-
-    cpus: frozenset[int] | None = None
+    cpus: frozenset[int] | None = None  # the CPUs on which it may run
+    # CPU time in seconds per second, summed over all CPUs; 1.5 is the time of one and a half CPUs.
     quota: float | None = None
+    # Number of CPUs that Slurm has given to this job step on this node. They are cores with
+    # `--hint=nomultithread`, otherwise hardware threads.
     counted: int | None = None
-    memory: int | None = None
+    memory: int | None = None  # bytes for all ranks of the node together
+    # Number of CPU quota periods, and of throttled periods; None without a quota.
     throttling: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
