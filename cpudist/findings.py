@@ -9,19 +9,12 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check on this host (`cpudist doctor`), or on a host of a job (`cpudist launch`), in one line.
+    """The result of a check on this host (`cpudist doctor`), or on a host of a job (`cpudist launch`), in one line."""
 
-    Attributes:
-        level: "error": a job would fail; "warning": it would be slower or lack a function; "ok": no fault.
-        about: the subject of the check, in one or two words.
-        message: the result.
-        remedy: what the user can do; empty if nothing is wrong.
-    """
-
-    level: Level
-    about: str
-    message: str
-    remedy: str = ""
+    level: Level  # "error": a job would fail; "warning": it would be slower or lack a function; "ok": no fault
+    about: str  # the subject of the check, in one or two words
+    message: str  # the result
+    remedy: str = ""  # what the user can do; empty if nothing is wrong
 
     @property
     def line(self) -> str:

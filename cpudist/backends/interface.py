@@ -20,43 +20,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `torch.distributed` on one rank.
+    """One call of `torch.distributed` on one rank."""
 
-    Attributes:
-        name: c10d's name of the operation, such as "all_reduce" or "recv".
-        group: the process group's name; empty for the default one.
-        ranks: the group's ranks in the job; None: all ranks.
-        sequence: number of a collective in its group, from 1, the same on all ranks of the group. None for send and
-            recv.
-        peer: the other rank of a send or recv, as a rank of the job; None if a recv accepts any rank.
-        bytes: size of this rank's result tensors; None: unknown.
-        dtype: type of these tensors, such as "float32"; empty if there are none.
-        shape: shape of the first of these tensors.
-        seconds: time since the call began on this rank.
-    """
-
-    name: str
-    group: str = ""
-    ranks: tuple[int, ...] | None = None
+    name: str  # c10d's name of the operation, such as "all_reduce" or "recv"
+    group: str = ""  # the process group's name; empty for the default one
+    ranks: tuple[int, ...] | None = None  # the group's ranks in the job; None: all ranks
+    # Number of a collective in its group, from 1, the same on all ranks of the group. None for send and recv.
     sequence: int | None = None
-    peer: int | None = None
-    bytes: int | None = None
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    seconds: float = 0.0
+    peer: int | None = None  # the other rank of a send or recv, as a rank of the job; None if a recv accepts any rank
+    bytes: int | None = None  # size of this rank's result tensors; None: unknown
+    dtype: str = ""  # type of these tensors, such as "float32"; empty if there are none
+    shape: tuple[int, ...] = ()  # shape of the first of these tensors
+    seconds: float = 0.0  # time since the call began on this rank
 
 
 @dataclass(frozen=True)
 class Calls:
-    """This rank's communication at one moment.
+    """This rank's communication at one moment."""
 
-    Attributes:
-        under_way: incomplete calls, oldest first; after a timeout ccl keeps those that were incomplete then.
-        finished: the last completed collective of each group.
-    """
-
+    # Incomplete calls, oldest first; after a timeout ccl keeps those that were incomplete then.
     under_way: tuple[Call, ...] = ()
-    finished: tuple[Call, ...] = ()
+    finished: tuple[Call, ...] = ()  # the last completed collective of each group
 
 
 class Devices:

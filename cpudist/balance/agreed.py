@@ -25,17 +25,12 @@ _CHOSEN = "balance/chosen"
 
 @dataclass
 class Batch:
-    """A batch of this rank: the number of its samples, and its weight in the average of all ranks.
-
-    Attributes:
-        taken_at: the number of optimizer steps when the loop took it.
-        weighted: whether a model has applied the weight.
-    """
+    """A batch of this rank: the number of its samples, and its weight in the average of all ranks."""
 
     samples: int
     weight: float
-    taken_at: int = 0
-    weighted: bool = False
+    taken_at: int = 0  # the number of optimizer steps when the loop took it
+    weighted: bool = False  # whether a model has applied the weight
 
 
 class Balance:

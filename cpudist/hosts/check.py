@@ -36,35 +36,25 @@ _RANK_BYTES = 400 << 20  # a rank uses this much after it has imported torch and
 
 @dataclass(frozen=True)
 class Facts:
-    """A host's report about itself.
+    """A host's report about itself."""
 
-    Attributes:
-        identity: the same text for all names of one machine.
-        versions: of Python and of packages, that of cpudist with a checksum of its code; None: not installed.
-        cores: the number of cores that ranks may use.
-        skew: offset of its clock from ours in seconds; 0 if the delay of the answer can explain it.
-        memory: free memory in bytes.
-        folder: whether our working folder exists there.
-        ranks: the number of ranks for each --ppn ("socket", "numa", "l3"), and the "default" without --ppn.
-        script: a checksum of the job's script; None if the job has no script, or the host cannot read it.
-        shared: whether the host shares our working folder; True if this was not checked.
-        address, port: where it listens while it is checked.
-        networks: an address of each of its network interfaces.
-        findings: faults that it has found itself, such as a full /dev/shm; each message is what the host has.
-    """
-
-    identity: str
+    identity: str  # the same text for all names of one machine
+    # Versions of Python and of packages, that of cpudist with a checksum of its code; None: not installed.
     versions: dict[str, str | None]
-    cores: int
-    skew: float
-    memory: int
-    folder: bool
+    cores: int  # the number of cores that ranks may use
+    skew: float  # offset of its clock from ours in seconds; 0 if the delay of the answer can explain it
+    memory: int  # free memory in bytes
+    folder: bool  # whether our working folder exists there
+    # The number of ranks for each --ppn ("socket", "numa", "l3"), and the "default" without --ppn.
     ranks: dict[str, int]
+    # A checksum of the job's script; None if the job has no script, or the host cannot read it.
     script: str | None = None
-    shared: bool = True
+    shared: bool = True  # whether the host shares our working folder; True if this was not checked
+    # Where it listens while it is checked.
     address: str = ""
     port: int = 0
-    networks: dict[str, str] = field(default_factory=dict)
+    networks: dict[str, str] = field(default_factory=dict)  # an address of each of its network interfaces
+    # Faults that it has found itself, such as a full /dev/shm; each message is what the host has.
     findings: list[Finding] = field(default_factory=list)
 
 

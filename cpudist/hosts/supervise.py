@@ -40,20 +40,13 @@ _CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm sends it before the time limit with
 
 @dataclass(frozen=True)
 class JobExit:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        status: the exit status; 0 only where the launcher has returned 0.
-        stopped: whether a signal to this process has ended it.
-        reason: why it failed or was stopped; empty where the ranks have reported it themselves.
-        output_lost: whether some of its output could not be written.
-        suspect: the host that may have caused the failure: it was lost, or its rank was killed or stuck.
-    """
-
-    status: int
-    stopped: bool = False
-    reason: str = ""
-    output_lost: bool = False
+    status: int  # the exit status; 0 only where the launcher has returned 0
+    stopped: bool = False  # whether a signal to this process has ended it
+    reason: str = ""  # why it failed or was stopped; empty where the ranks have reported it themselves
+    output_lost: bool = False  # whether some of its output could not be written
+    # The host that may have caused the failure: it was lost, or its rank was killed or stuck.
     suspect: Host | None = None
 
 

@@ -35,18 +35,15 @@ KNOWN = {"accelerate": ">=1.3,<2", "transformers": ">=4.57.6,<6"}
 
 @dataclass(frozen=True)
 class Context:
-    """The shared state of one job's patches.
-
-    Attributes:
-        trainings: for each Trainer the batch geometry and number of its training, for `Manifest.trainer`.
-        weights: for each Trainer with unequal shares, the weights of the batches of the current step.
-        unknown: the packages that are left as they are, since their version is unknown.
-    """
+    """The shared state of one job's patches."""
 
     job: Job
+    # For each Trainer the batch geometry and number of its training, for `Manifest.trainer`.
     trainings: WeakKeyDictionary[Any, dict[str, int]] = field(default_factory=WeakKeyDictionary)
+    # For each Trainer with unequal shares, the weights of the batches of the current step.
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
     background: Background = field(default_factory=Background)
+    # The packages that are left as they are, since their version is unknown.
     unknown: set[str] = field(default_factory=set)
 
 

@@ -16,16 +16,11 @@ from cpudist.balance.division import divide
 
 @dataclass(frozen=True)
 class BatchGeometry:
-    """The sizes of a training's steps and batches on all ranks, as it was started on `world_size` ranks.
-
-    Attributes:
-        samples_per_step: the samples between two steps of the optimizer.
-        samples_per_batch: the samples that all ranks compute at once. An epoch is padded with its first samples, or
-            truncated, to a multiple of this number.
-    """
+    """The sizes of a training's steps and batches on all ranks, as it was started on `world_size` ranks."""
 
     world_size: int
-    samples_per_step: int
+    samples_per_step: int  # the samples between two steps of the optimizer
+    # The samples that all ranks compute at once. An epoch is padded with its first samples, or cut, to a multiple of it.
     samples_per_batch: int
 
 

@@ -40,31 +40,23 @@ class Placement:
 
 @dataclass(frozen=True)
 class OverMpi:
-    """The ranks find each other in the MPI world that the launcher has made.
+    """The ranks find each other in the MPI world that the launcher has made."""
 
-    Attributes:
-        library: the launcher's MPI library; None: the one that mpi4py finds by itself.
-        mpich_abi: whether that library has MPICH's binary interface. Intel MPI has it, Open MPI does not.
-    """
-
-    library: str | None = None
-    mpich_abi: bool = True
+    library: str | None = None  # the launcher's MPI library; None: the one that mpi4py finds by itself
+    mpich_abi: bool = True  # whether that library has MPICH's binary interface. Intel MPI has it, Open MPI does not.
 
 
 @dataclass(frozen=True)
 class AtAddress:
-    """The ranks find each other in a store at a TCP address.
-
-    Attributes:
-        served: whether torchrun's agent or another process outside the job serves the store; otherwise rank 0 does.
-        token: the secret that clients must have (CPUDIST_TOKEN); empty where the user has set none.
-        name_known: whether the name server has known `host` since before the start; a pod's name appears later.
-    """
+    """The ranks find each other in a store at a TCP address."""
 
     host: str
     port: int
+    # Whether torchrun's agent or another process outside the job serves the store; otherwise rank 0 does.
     served: bool = False
+    # The secret that clients must have (CPUDIST_TOKEN); empty where the user has set none.
     token: str = field(default="", repr=False)
+    # Whether the name server has known `host` since before the start; a pod's name appears later.
     name_known: bool = False
 
 

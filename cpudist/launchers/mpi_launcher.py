@@ -13,42 +13,26 @@ from cpudist.processes.lost_ranks import LostRank
 
 @dataclass(frozen=True)
 class Host:
-    """A host of a job.
+    """A host of a job."""
 
-    Attributes:
-        name: its name or address.
-        slots: the number of ranks on it; None: not known.
-        where: the file and line that name it, for messages.
-        share: the part of all samples with which its ranks begin under `--balance`; None: not given.
-    """
-
-    name: str
-    slots: int | None = None
-    where: str = field(default="hostfile", compare=False)
-    share: float | None = None
+    name: str  # its name or address
+    slots: int | None = None  # the number of ranks on it; None: not known
+    where: str = field(default="hostfile", compare=False)  # the file and line that name it, for messages
+    share: float | None = None  # the part of all samples with which its ranks begin under `--balance`; None: not given
 
 
 @dataclass(frozen=True)
 class MpirunOptions:
-    """The options with which mpirun starts a job.
-
-    Attributes:
-        hostfile: a file in the MPI's own form; None: all ranks run on this host.
-        slots: the number of ranks on each host of the file.
-        variables: names of the job's environment variables.
-        interface: the network interface to use; None: the launcher chooses.
-        all_output: whether each line of output is marked with its rank.
-        only_ipv6: whether mpirun's host has IPv6 addresses alone.
-    """
+    """The options with which mpirun starts a job."""
 
     count: int
     program: Sequence[str]
-    hostfile: str | None = None
-    slots: Sequence[int] = ()
-    variables: Sequence[str] = ()
-    interface: str | None = None
-    all_output: bool = False
-    only_ipv6: bool = False
+    hostfile: str | None = None  # a file in the MPI's own form; None: all ranks run on this host
+    slots: Sequence[int] = ()  # the number of ranks on each host of the file
+    variables: Sequence[str] = ()  # names of the job's environment variables
+    interface: str | None = None  # the network interface to use; None: the launcher chooses
+    all_output: bool = False  # whether each line of output is marked with its rank
+    only_ipv6: bool = False  # whether mpirun's host has IPv6 addresses alone
 
 
 class MpiLauncher(Launcher):

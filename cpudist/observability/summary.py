@@ -21,15 +21,10 @@ _NAME_CELLS = 20  # Longer names of runs take several lines.
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: the folder or the file that the user has named.
-        record: the run record.
-    """
-
-    name: str
-    record: Mapping[str, Any]
+    name: str  # the folder or the file that the user has named
+    record: Mapping[str, Any]  # the run record
 
     def rows(self) -> dict[str, str]:
         """Return the cells of the run's column in `table`, by row name; empty if the record has no such figure."""

@@ -19,22 +19,16 @@ NEWEST = 10_000  # The times of so many newest steps are kept.
 
 @dataclass
 class Training:
-    """Measurements of one training loop on this rank.
+    """Measurements of one training loop on this rank."""
 
-    Attributes:
-        counter: counts the steps of this process.
-        first: the number of steps completed before this attempt.
-        times: the time of each of the newest steps, with data loading, and its communication wait (None: not measured).
-        per_step: samples and tokens of all ranks in a step, on average, as far as they are known.
-        losses: the losses that Trainer or the script has logged.
-        product_share: the share of the measured speed of products that a token per second takes; None: unknown.
-    """
-
-    counter: StepCounter
-    first: int = 0
+    counter: StepCounter  # counts the steps of this process
+    first: int = 0  # the number of steps completed before this attempt
+    # The time of each of the newest steps, with data loading, and its communication wait (None: not measured).
     times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    # Samples and tokens of all ranks in a step, on average, as far as they are known.
     per_step: dict[str, float] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # the losses that Trainer or the script has logged
+    # The share of the measured speed of products that a token per second takes; None: unknown.
     product_share: float | None = None
 
     def __post_init__(self) -> None:

@@ -27,22 +27,14 @@ class StoreLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Address:
-    """Address of the job's store, and the token that authenticates the job's clients.
+    """Address of the job's store, and the token that authenticates the job's clients."""
 
-    Attributes:
-        hosts: addresses of the store's host; some may not be reachable from here.
-        port: the store's port, the same at all addresses.
-        token: the job's secret; empty if the launcher has no private way to distribute one.
-        keepalive_timeout: seconds after which a connection breaks when the network is down.
-        job: key namespace of this job; a server outlives jobs.
-        name_seconds: how long the names in `hosts` may be unknown; then a connection is not tried any longer.
-    """
-
-    hosts: tuple[str, ...]
-    port: int
-    token: bytes = field(repr=False)
-    keepalive_timeout: float
-    job: str = ""
+    hosts: tuple[str, ...]  # addresses of the store's host; some may not be reachable from here
+    port: int  # the store's port, the same at all addresses
+    token: bytes = field(repr=False)  # the job's secret; empty if the launcher has no private way to distribute one
+    keepalive_timeout: float  # seconds after which a connection breaks when the network is down
+    job: str = ""  # key namespace of this job; a server outlives jobs
+    # How long the names in `hosts` may be unknown; then a connection is not tried any longer.
     name_seconds: float = math.inf
 
 

@@ -9,17 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Wait:
-    """A client that waits for keys.
+    """A client that waits for keys."""
 
-    Attributes:
-        keys: the keys to wait for.
-        enough: `all` or `any`: whether all keys are needed or one.
-        done: called once; its argument is whether the keys were set in time.
-    """
-
-    keys: Sequence[bytes]
-    enough: Callable[[Iterable[bool]], bool]
-    done: Callable[[bool], None]
+    keys: Sequence[bytes]  # the keys to wait for
+    enough: Callable[[Iterable[bool]], bool]  # `all` or `any`: whether all keys are needed or one
+    done: Callable[[bool], None]  # called once; its argument is whether the keys were set in time
     timer: TimerHandle | None = None
 
 
