@@ -20,7 +20,7 @@ class BatchGeometry:
 
     world_size: int
     samples_per_step: int  # the samples between two steps of the optimizer
-    # The samples that all ranks compute at once. An epoch is padded with its first samples, or cut, to a multiple of it.
+    # Samples that all ranks compute at once. An epoch is padded with its first samples, or cut, to a multiple of it.
     samples_per_batch: int
 
 
