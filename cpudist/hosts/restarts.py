@@ -12,16 +12,11 @@ _WINDOW_SECONDS = 86_400.0  # older failures are ignored
 
 
 class Restarts:
-    """The restarts of one job, of which `most` are allowed within a day.
-
-    Attributes:
-        count: how often the job has started again.
-        left_out: the hosts that get no ranks any more.
-    """
+    """The restarts of one job, of which `most` are allowed within a day."""
 
     def __init__(self, most: int) -> None:
-        self.count = 0
-        self.left_out: list[Host] = []
+        self.count = 0  # how often the job has started again
+        self.left_out: list[Host] = []  # the hosts that get no ranks any more
         self._most = most
         self._failures: list[float] = []
         self._suspect: Host | None = None

@@ -17,9 +17,6 @@ from cpudist.world import World
 class Communication:
     """Applies the compression that the user has chosen for the job or for one of its models.
 
-    Attributes:
-        compression: the default scheme of the job's models (`--compress`); None if the user has set none.
-
     Args:
         wrapped: called with each model that DDP has wrapped.
     """
@@ -29,6 +26,7 @@ class Communication:
     ) -> None:
         self._backend, self._record, self._wrapped = backend, record, wrapped
         self.world = world
+        # The default scheme of the job's models (`--compress`); None if the user has set none.
         self.compression: str | None = None
         self._wraps = False  # `wrap` is under way
         self._dropped = False  # whether `device_ids` have been dropped

@@ -44,45 +44,37 @@ from cpudist.world import World
 
 
 class Job:
-    """One job in this process, with a backend that has started.
-
-    Attributes:
-        world: this rank's place among the others.
-        members: each rank's published description of itself, in rank order.
-        counter: the steps and batches of this rank.
-        balance: the shares of all ranks.
-        changes: the job's changes of the environment and of other packages; its end undoes them.
-        pinning: this rank's CPUs and threads; None where it is not pinned.
-        restarts: the number of restarts of the job: the highest count of any rank.
-        run_ids: names of this run that a restart does not change; empty if the launcher gives none.
-        earlier_run_ids: the names in `run_ids` that an earlier attempt may have had.
-        statuses: returns the newest status of each rank; any thread may call it.
-        owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
-    """
+    """One job in this process, with a backend that has started."""
 
     def __init__(self, context: RankContext, backend: Backend, options: JobOptions, pinning: Pinning | None) -> None:
         self._context = context
         self.backend = backend
         self.options = options
-        self.pinning = pinning
+        self.pinning = pinning  # this rank's CPUs and threads; None where it is not pinned
+        # Whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
         self.owned_by_cli = False
         self._stall: Stall | None = None
         self._overruled: set[str | None] = set()  # the script's requested backends; each is reported once
         self.launcher = context.launcher
+        # The job's changes of the environment and of other packages; its end undoes them.
         self.changes = context.changes
         self.store = context.rendezvous.store
         self.heartbeat = context.heartbeat
+        # This rank's place among the others.
         self.world = replace(context.world, backend=backend.name, device_type=backend.devices.type)
-        self.members = context.members
+        self.members = context.members  # each rank's published description of itself, in rank order
+        # The number of restarts of the job: the highest count of any rank.
         self.restarts = max(member.restarts for member in self.members)
         run_ids = [item for member in self.members for item in member.run_ids.items()]
+        # Names of this run that a restart does not change; empty if the launcher gives none.
         self.run_ids = list(dict(run_ids))
+        # The names in `run_ids` that an earlier attempt may have had.
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
-        self.counter = StepCounter(self.changes)
-        self.balance = Balance(self.world.rank, self.world.size, self.store, self.counter)
+        self.counter = StepCounter(self.changes)  # the steps and batches of this rank
+        self.balance = Balance(self.world.rank, self.world.size, self.store, self.counter)  # the shares of all ranks
         self._follow_speeds()
         follow_loaders(self.balance, self.counter)
-        self.statuses = context.statuses
+        self.statuses = context.statuses  # returns the newest status of each rank; any thread may call it
         self.record = RunRecord(self)
         self.communication = communication.Communication(backend, self.world, self.record, self.balance.add_model)
         apply(communication.PATCHES, self.communication, self.changes)

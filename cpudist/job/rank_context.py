@@ -60,16 +60,6 @@ class RankContext:
     Attributes:
         world: this rank's place among the others; its `backend` is empty.
         members: each rank's published description of itself, in rank order.
-        timeout: the limit of every collective and every wait in the store, in seconds; see `Job.set_timeout`.
-        interactive: whether a rank runs in a notebook or an interactive session.
-        backend: reports the calls that are under way; None until it has started.
-        pace: reads this rank's pace; None until the backend has started.
-        watch: ends this rank together with the others; None in a notebook and in a job of one process.
-        stacks: lets `cpudist stacks` find this rank; None if its name is taken.
-        on_failure: called on rank 0 with the exit status, before it ends because of a failure.
-        started: set once the job has started, so that `on_failure` records the failure.
-        on_end: called when the process exits before the job was shut down; it waits for the other ranks.
-        unfinished: functions that wait for background work, such as saving, before the job ends.
 
     Args and errors are those of `connect`; `timeout` is also the initial value of the attribute.
     """
@@ -79,15 +69,20 @@ class RankContext:
     ) -> None:
         self.launcher = launcher
         self.changes = changes
+        # The limit of every collective and every wait in the store, in seconds; see `Job.set_timeout`.
         self.timeout = timeout
-        self.backend: Backend | None = None
-        self.pace: PaceMeter | None = None
+        self.backend: Backend | None = None  # reports the calls that are under way; None until it has started
+        self.pace: PaceMeter | None = None  # reads this rank's pace; None until the backend has started
+        # Called on rank 0 with the exit status, before it ends because of a failure.
         self.on_failure: Callable[[int], None] = lambda _status: None
-        self.started = threading.Event()
+        self.started = threading.Event()  # set once the job has started, so that `on_failure` records the failure
+        # Called when the process exits before the job was shut down; it waits for the other ranks.
         self.on_end: Callable[[], None] = self.wait_for_all
+        # Functions that wait for background work, such as saving, before the job ends.
         self.unfinished: list[Callable[[], None]] = []
+        # Ends this rank together with the others; None in a notebook and in a job of one process.
         self.watch: Watch | None = None
-        self.stacks: StackServer | None = None
+        self.stacks: StackServer | None = None  # lets `cpudist stacks` find this rank; None if its name is taken
         self._line = ""
         self._placement = launcher.placement()
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
@@ -101,6 +96,7 @@ class RankContext:
         changes.attribute(gather, "whereabouts", self._whereabouts)
         changes.attribute(gather, "silent", self._silent)
         changes.then(self.heartbeat.stop)
+        # Whether a rank runs in a notebook or an interactive session.
         self.interactive = any(member.interactive for member in self.members)
         if not self.interactive:
             self._watch_the_others()

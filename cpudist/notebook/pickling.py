@@ -34,17 +34,12 @@ _OF_THIS_PROCESS = (
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Records the notebook's definitions that it pickles.
-
-    Attributes:
-        definitions: functions and classes of `__main__` by name.
-        files: file names in the pickled code; a cell's file does not exist.
-    """
+    """Records the notebook's definitions that it pickles."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.definitions: dict[str, Any] = {}
-        self.files: set[str] = set()
+        self.definitions: dict[str, Any] = {}  # functions and classes of `__main__` by name
+        self.files: set[str] = set()  # file names in the pickled code; a cell's file does not exist
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)

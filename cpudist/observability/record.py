@@ -38,39 +38,29 @@ Exit = Literal["running", "completed", "interrupted", "failed"]
 
 
 class RunRecord(Observer):
-    """The record of one job. Every rank has one; rank 0 writes its own.
-
-    Attributes:
-        path: the file to write; None: it is chosen at the end.
-        dtype: the type that the job computes in, such as "bfloat16".
-        optimizations: the optimizations of the model; the first is "ipex" or "native".
-        training: measurements of the last Trainer, or of a script's own training loop.
-        compression: the compression of gradients between hosts; None if no model was wrapped.
-        gradient_times: when the gradients of a step are complete.
-        network: the address of rank 0's host at which the ranks found the store, and its network interface.
-        waiting: the communication wait and straggler delay of each rank; see `rank_table.waiting`.
-        checkpoint: the newest saved checkpoint.
-        shares: on rank 0 the newest shares of the ranks by speed, and their step; None: the shares are equal.
-        compared: figures of the newest comparison of the ranks' paces, on rank 0.
-        stragglers: on rank 0 the reported ranks, and the line of code in which each of them was most often seen.
-    """
+    """The record of one job. Every rank has one; rank 0 writes its own."""
 
     otherwise: ClassVar[dict[str, object]] = {"newest": {}, "log": {}, "figures": {}, "speeds": {}}
 
     def __init__(self, job: ObservedJob) -> None:
-        self.path: Path | None = None
+        self.path: Path | None = None  # the file to write; None: it is chosen at the end
         self._results: Path | None = None
         self._run: Path | None = None
-        self.dtype: str | None = None
-        self.optimizations: list[str] = []
+        self.dtype: str | None = None  # the type that the job computes in, such as "bfloat16"
+        self.optimizations: list[str] = []  # the optimizations of the model; the first is "ipex" or "native"
+        # Measurements of the last Trainer, or of a script's own training loop.
         self.training = self._own_loop = Training(job.counter)
-        self.compression: str | None = None
-        self.gradient_times: dict[str, Any] | None = None
+        self.compression: str | None = None  # the compression of gradients between hosts; None if no model was wrapped
+        self.gradient_times: dict[str, Any] | None = None  # when the gradients of a step are complete
+        # The address of rank 0's host at which the ranks found the store, and its network interface.
         self.network: dict[str, str | None] = {}
+        # The communication wait and straggler delay of each rank; see `rank_table.waiting`.
         self.waiting: list[dict[str, Any]] = []
-        self.checkpoint: str | None = None
+        self.checkpoint: str | None = None  # the newest saved checkpoint
+        # On rank 0 the newest shares of the ranks by speed, and their step; None: the shares are equal.
         self.shares: dict[str, Any] | None = None
-        self.compared: dict[str, float] = {}
+        self.compared: dict[str, float] = {}  # figures of the newest comparison of the ranks' paces, on rank 0
+        # On rank 0 the reported ranks, and the line of code in which each of them was most often seen.
         self.stragglers: dict[int, str] = {}
         self._job = job
         self._pinning: list[dict[str, Any]] = [

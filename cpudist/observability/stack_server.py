@@ -57,9 +57,6 @@ class StackAddress:
 class StackServer:
     """Answers requests for this rank's stacks from its creation until `stop`.
 
-    Attributes:
-        figures: returns the rank's figures; called by the thread.
-
     Args:
         job: a text that all ranks of the job have in common, such as the store's address.
         name: the rank's name in headings, such as "rank 3 on h1".
@@ -70,7 +67,7 @@ class StackServer:
     """
 
     def __init__(self, job: str, rank: int, size: int, name: str, status: Callable[[], str]) -> None:
-        self.figures: Callable[[], dict[str, Any]] = dict
+        self.figures: Callable[[], dict[str, Any]] = dict  # returns the rank's figures; called by the thread
         self.job, self._name, self._status = job, f"{name} (process {os.getpid()})", status
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)

@@ -24,15 +24,11 @@ class Relay:
         stream: the reading end of a pipe, which the thread closes.
         write: writes a whole piece; gets an empty piece at the end of the stream. The stream is read to its end even if
             `write` raises.
-
-    Attributes:
-        writing: whether a piece of output is under way.
-        error: the first error of `write`; some output is then lost.
     """
 
     def __init__(self, stream: IO[bytes], write: Callable[[bytes], object]) -> None:
-        self.writing = False
-        self.error: Exception | None = None
+        self.writing = False  # whether a piece of output is under way
+        self.error: Exception | None = None  # the first error of `write`; some output is then lost
         self._stream = stream
         self._write = write
         self._ending = False

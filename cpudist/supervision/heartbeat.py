@@ -32,17 +32,12 @@ class Heartbeat:
         ranks: the number of ranks.
         address: the address of the job's store; None in a job of one process.
         timeout: seconds to reach the store.
-
-    Attributes:
-        seconds: the time between two calls.
-        answer_seconds: a rank whose last status is older does not answer.
-        stopped: set by `stop`.
     """
 
     def __init__(self, ranks: int, address: Address | None, timeout: float) -> None:
-        self.seconds = beat_seconds(ranks)
-        self.answer_seconds = _MISSED * max(1.0, self.seconds)
-        self.stopped = threading.Event()
+        self.seconds = beat_seconds(ranks)  # the time between two calls
+        self.answer_seconds = _MISSED * max(1.0, self.seconds)  # a rank whose last status is older does not answer
+        self.stopped = threading.Event()  # set by `stop`
         self._beats: list[Beat] = []
         self._reported: set[Beat] = set()  # functions that have raised
         self._store = None if address is None else Connection(address, timeout)

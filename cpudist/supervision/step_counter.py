@@ -12,20 +12,14 @@ from cpudist.patching.undo import Changes
 
 
 class StepCounter:
-    """Counts steps of torch's optimizers and batches of torch's data loaders until `changes` are undone.
-
-    Attributes:
-        steps: the optimizer steps so far.
-        batches: the batches so far.
-        loading: seconds that this rank has waited for batches.
-        after_step: functions that get the optimizer after each step; they must not raise.
-        after_batch: functions that get a data loader's iterator after each of its batches.
-    """
+    """Counts steps of torch's optimizers and batches of torch's data loaders until `changes` are undone."""
 
     def __init__(self, changes: Changes) -> None:
-        self.steps = self.batches = 0
-        self.loading = 0.0
+        self.steps = self.batches = 0  # optimizer steps and batches so far
+        self.loading = 0.0  # seconds that this rank has waited for batches
+        # Functions that get the optimizer after each step; they must not raise.
         self.after_step: list[Callable[[Any], object]] = []
+        # Functions that get a data loader's iterator after each of its batches.
         self.after_batch: list[Callable[[Any], object]] = []
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         apply(PATCHES, self, changes)

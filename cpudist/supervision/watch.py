@@ -48,11 +48,6 @@ class RanksMissing(RuntimeError):
 class Watch:
     """Ends this rank together with the others; made right after the rendezvous.
 
-    Attributes:
-        on_failure: called on rank 0 with the job's exit status, before it ends because of a failure.
-        waiting_agent: see `Launcher.waiting_agent`.
-        waits: names the ranks that keep others waiting.
-
     Args:
         status: returns this rank's status; takes `at_end`, whether the script has ended.
         timeout: returns the limit of a collective, in seconds; rank 0 waits as long for other ranks at the end.
@@ -69,13 +64,15 @@ class Watch:
     ) -> None:
         self.world = world
         self._timeout = timeout
+        # Called on rank 0 with the job's exit status, before it ends because of a failure.
         self.on_failure: Callable[[int], None] | None = None
-        self.waiting_agent: int | None = None
+        self.waiting_agent: int | None = None  # see `Launcher.waiting_agent`
         self._hosts = hosts
         self._own_status = status
         # `cpudist launch` names the hosts of its jobs itself.
         names_hosts = world.node_count > 1 and JOB_ID not in os.environ
         self._silent_hosts = SilentHosts(address.keepalive_timeout) if names_hosts else None
+        # Names the ranks that keep others waiting.
         self.waits = LongWaits(world, hosts, address, heartbeat.answer_seconds, timeout)
         self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process

@@ -39,18 +39,14 @@ class Interrupted(SystemExit):
 
 
 class Interruption:
-    """Agrees with all ranks, over the job's store, on the step after which they stop.
-
-    Attributes:
-        signal: the signal that any rank has received; set once this rank has seen it.
-    """
+    """Agrees with all ranks, over the job's store, on the step after which they stop."""
 
     def __init__(self, rank: int, size: int, store: Any, heartbeat: Heartbeat) -> None:
         self._rank, self._size, self._store, self._heartbeat = rank, size, store, heartbeat
         self._received: int | None = None
         self._at = 0.0
         self._before: dict[int, Any] = {}
-        self.signal: int | None = None
+        self.signal: int | None = None  # the signal that any rank has received; set once this rank has seen it
         self._counted = False
         self._steps = 0  # completed steps of all trainings of this process; the same number on all ranks
         self._last_step: int | None = None
