@@ -64,9 +64,8 @@ def poll(
 def announced(describe: Callable[[], str], limit: float) -> Iterator[None]:
     """Print one line if the block takes more than 10 seconds: what it waits for, and `limit` in seconds.
 
-    Args:
-        describe: called by another thread; returns what the block waits for, or "" if another rank prints it. An error
-            that it raises is ignored.
+    `describe` is called by another thread. It returns what the block waits for, or "" if another rank prints it; its
+    errors are ignored.
     """
 
     def announce() -> None:

@@ -40,11 +40,7 @@ def grown(score: float, excess: float, noise: float, steps: int, elapsed: float)
 
 
 class Balancer:
-    """Chooses the shares of `balance` from the paces of all ranks; used on rank 0.
-
-    Args:
-        hosts: the host of each rank.
-    """
+    """Chooses the shares of `balance` from the paces of all ranks; used on rank 0."""
 
     def __init__(self, balance: Balance, hosts: Sequence[str]) -> None:
         self._balance = balance

@@ -111,11 +111,7 @@ def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
 
 
 def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances: bool) -> Shares | None:
-    """Choose batch size and accumulation so that steps keep their samples; return the shares if they are unequal.
-
-    Args:
-        balances: whether shares follow the ranks' speeds.
-    """
+    """Choose batch size and accumulation so that steps keep their samples; return the shares if they are unequal."""
     args, ranks, size = trainer.args, trainer.args.world_size, trainer._train_batch_size
     samples, began, shares = geometry.samples_per_step, geometry.world_size, None
     found = f"{checkpoint} has {samples} samples in a step, as on the {began} ranks that it was begun with"

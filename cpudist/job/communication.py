@@ -15,10 +15,9 @@ from cpudist.world import World
 
 
 class Communication:
-    """Applies the compression that the user has chosen for the job or for one of its models.
+    """Applies the compression that the user has chosen for the job or one of its models.
 
-    Args:
-        wrapped: called with each model that DDP has wrapped.
+    It calls `wrapped` with each model that DDP has wrapped.
     """
 
     def __init__(

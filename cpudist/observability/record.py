@@ -114,11 +114,7 @@ class RunRecord(Observer):
         self.waiting = waiting(self._job.statuses())
 
     def log(self, loss: float | None, counts: Mapping[str, int]) -> dict[str, float]:
-        """Add the loss, and this rank's counts since the last call, of a script's own loop; return all figures.
-
-        Args:
-            counts: the numbers of "samples" and "tokens".
-        """
+        """Add the loss, and the "samples" and "tokens" of this rank since the last call; return all figures."""
         training, steps = self.training, self.training.steps
         if loss is not None:
             training.losses.append(loss)

@@ -44,11 +44,7 @@ class _Score:
 
 
 class Stragglers(Observer):
-    """Reports each rank that makes the others wait, once; used on rank 0 of several ranks.
-
-    Args:
-        record: gets the figures of the newest comparison, and the reported ranks.
-    """
+    """Reports each rank that makes the others wait, once, also to `record`; used on rank 0 of several ranks."""
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record

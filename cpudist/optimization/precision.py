@@ -70,11 +70,7 @@ def _has_fast_product() -> bool:
 
 
 def has_bf16(files: Files | None = None) -> bool:
-    """Return whether this CPU has bfloat16 instructions; others convert to float32 and back.
-
-    Args:
-        files: files of another machine's Linux kernel; None: this machine's.
-    """
+    """Return whether this CPU, or that of `files`, has bfloat16 instructions; others convert to float32 and back."""
     found = features(files or Files())
     return found is not None and bool(units(found, BFLOAT16))
 

@@ -14,11 +14,7 @@ def silence_seconds(end: float) -> float:
 
 
 class SilentHosts:
-    """Reports hosts that do not answer, and that they answer again.
-
-    Args:
-        end: the seconds without an answer after which a host is lost.
-    """
+    """Reports hosts that do not answer, and that they answer again; after `end` seconds a host is lost."""
 
     def __init__(self, end: float) -> None:
         self._end = end

@@ -32,12 +32,7 @@ def unfinished(statuses: Mapping[int, RankStatus], seconds: float) -> list[str]:
 
 
 def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each of the first lost ranks, and one that counts the others; one rank of a lost host.
-
-    Args:
-        lost: the lost ranks, in the order in which they were noticed.
-        statuses: the last status of each rank that has published one.
-    """
+    """Return a sentence for each of the first lost ranks, and one that counts the others; one rank of a lost host."""
     sentences, named = [], dict[object, LostRank]()
     for loss in lost:
         assert loss.rank is not None

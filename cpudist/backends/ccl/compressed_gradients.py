@@ -21,9 +21,7 @@ _EXACT_STEPS = 2
 class CompressedGradients:
     """State of the hook `average`: the groups, and for int8 the error of each bucket (error feedback).
 
-    Args:
-        group: DDP's process group; all its ranks create this object.
-        wire: "bf16" or "int8".
+    All ranks of DDP's `group` create it; `wire` is "bf16" or "int8".
     """
 
     def __init__(self, group: dist.ProcessGroup, wire: str) -> None:
