@@ -4,7 +4,6 @@ It lists the commands and shows their errors. Each command has its own module, w
 is called with the parsed options.
 """
 
-import argparse
 import difflib
 import os
 import shlex
@@ -17,7 +16,6 @@ from cpudist.cli import bench, build, docs, doctor, forecast, launch, plan, run,
 from cpudist.cli.parser import Parser, parse, shown_once
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
-from cpudist.launchers import Launcher
 from cpudist.version import __version__
 
 # Each module has HELP, DESCRIPTION, `add_options`, `run`, maybe EPILOG. A command runs on rank 0 alone, unless its
@@ -51,9 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         with shown_once(launcher):
             _check_command(words)
             options = parse(_parser(), words or ["--help"])
+        if launcher.is_main_process or options.every_rank:
+            options.run(options, launcher)
+            sys.stdout.flush()
     except UserError as error:
-        return _report(error, launcher)
-    return _run(options, launcher) if launcher.is_main_process or options.every_rank else 0
+        for line in str(error).splitlines() if launcher.is_main_process else ():  # there may be one for each host
+            say(line)
+        return USER_ERROR
+    except BrokenPipeError:  # the reader has closed the pipe, as in `cpudist plan | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
 
 
 def _check_command(words: Sequence[str]) -> None:
@@ -83,23 +90,3 @@ def _parser() -> Parser:
         one.set_defaults(run=command.run, every_rank=False)
         command.add_options(one)
     return parser
-
-
-def _run(options: argparse.Namespace, launcher: Launcher) -> int:
-    try:
-        options.run(options, launcher)
-        sys.stdout.flush()
-    except UserError as error:
-        return _report(error, launcher)
-    except BrokenPipeError:  # the reader has closed the pipe, as in `cpudist plan | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
-
-
-def _report(error: UserError, launcher: Launcher) -> int:
-    if launcher.is_main_process:
-        for line in str(error).splitlines():  # there may be one line for each host
-            say(line)
-    return USER_ERROR

@@ -5,7 +5,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast, get_args
 
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
@@ -13,7 +13,6 @@ from cpudist.topology.pinning_plan import Part
 
 NO_TARGET = "no TARGET; give a script, or -m and a module, after `--`, as for cpudist-train"
 
-_PARTS: tuple[Part, ...] = ("socket", "numa", "l3")
 _MOST_RANKS = 10_000  # per node; a plan for more would take minutes
 
 
@@ -92,9 +91,8 @@ def endpoint(text: str) -> tuple[str, int]:
 
 def _ranks_per_node(text: str) -> int | Part:
     """Return the value of `--ppn`: a number of ranks, or the part of a node that gets one rank each."""
-    for part in _PARTS:
-        if text == part:
-            return part
+    if text in get_args(Part):
+        return cast(Part, text)
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
         raise argparse.ArgumentTypeError(
             f"give a number of ranks from 1 to {_MOST_RANKS}, socket, numa or l3, not {text!r}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpirunOptions
 from cpudist.launchers.mpich import Mpich
 
@@ -48,5 +49,5 @@ class IntelMpi(Mpich):
         by_user = any(name.startswith("I_MPI_PIN") for name in options.variables)
         return [] if by_user else ["-genv", "I_MPI_PIN", "off"]
 
-    def _check_launcher(self) -> None:
-        """Do nothing: Intel's script has run Intel's own mpiexec.hydra."""
+    def rendezvous(self) -> OverMpi:
+        return OverMpi()

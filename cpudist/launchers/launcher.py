@@ -86,11 +86,13 @@ class Launcher(ABC):
         placement_variables: the environment variables of `Placement`'s fields, in order; rank and size must be set.
         rank_variable: a variable that the launcher sets for ranks only, with a different value for each rank of a node;
             None if there is none.
+        restart_variable: the variable of the launcher's own number of restarts; empty if there is none.
     """
 
     name: ClassVar[str]
     placement_variables: ClassVar[tuple[str, ...]] = ()
     rank_variable: ClassVar[str | None] = None
+    restart_variable: ClassVar[str] = ""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = dict(variables)
@@ -117,13 +119,18 @@ class Launcher(ABC):
     @property
     def restarts(self) -> int:
         """How often the job has been restarted, by `cpudist launch` or by the launcher itself."""
-        return self.optional_integer("CPUDIST_RESTART_COUNT") or 0
+        return sum(self.optional_integer(name) or 0 for name in ("CPUDIST_RESTART_COUNT", self.restart_variable))
 
     @property
     def run_ids(self) -> dict[str, bool]:
         """Unique names of this run, and for each whether an earlier attempt of this run may have had it."""
-        named = self._variables.get("CPUDIST_RUN_ID")
-        return step_id(self._variables) | ({named: True} if named else {})
+        found = {}
+        job, step = self._variables.get("SLURM_JOB_ID"), self._variables.get("SLURM_STEP_ID", "")
+        if job and step.isdigit() and int(step) < FIRST_SPECIAL_STEP:  # a requeued job keeps its ids
+            found[f"slurm-{job}.{step}"] = self._variables.get("SLURM_RESTART_COUNT", "0") != "0"
+        if named := self._variables.get("CPUDIST_RUN_ID"):
+            found[named] = True
+        return found
 
     @property
     def requested_nodes(self) -> int | None:
@@ -182,14 +189,6 @@ class Launcher(ABC):
             raise UserError(
                 f"{name}={text!r} is not a whole number, as {self.name} sets it: remove it from the job's scripts"
             ) from None
-
-
-def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
-    """Return this Slurm step's name as in `Launcher.run_ids`; empty outside of steps. A requeued job keeps its ids."""
-    job, step = variables.get("SLURM_JOB_ID", ""), variables.get("SLURM_STEP_ID", "")
-    if not (job and step.isdigit() and int(step) < FIRST_SPECIAL_STEP):
-        return {}
-    return {f"slurm-{job}.{step}": variables.get("SLURM_RESTART_COUNT", "0") != "0"}
 
 
 def token_in(variables: Mapping[str, str]) -> str:

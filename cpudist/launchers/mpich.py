@@ -47,7 +47,12 @@ class Mpich(MpiLauncher):
         return "PMI_RANK" in variables and ("MPI_LOCALRANKID" in variables or not others & variables.keys())
 
     def rendezvous(self) -> OverMpi:
-        self._check_launcher()
+        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. If it is MPICH's, MPI_Init aborts.
+        if "I_MPI_MPIRUN" in self._variables:
+            raise UserError(
+                "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "
+                f"activate the environment, or: export PATH={sys.prefix}/bin:$PATH"
+            )
         return OverMpi()
 
     @property
@@ -88,14 +93,6 @@ class Mpich(MpiLauncher):
         words = ["-bind-to", "none"]
         # Up to 4.0, without -ppn and slots, Hydra assumes one slot per host (see the class).
         return words if options.hostfile else [*words, "-ppn", str(options.count)]
-
-    def _check_launcher(self) -> None:
-        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. If it is MPICH's, MPI_Init aborts.
-        if "I_MPI_MPIRUN" in self._variables:
-            raise UserError(
-                "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "
-                f"activate the environment, or: export PATH={sys.prefix}/bin:$PATH"
-            )
 
 
 def requested_nodes(words: Sequence[str]) -> int | None:

@@ -49,6 +49,7 @@ class Torchrun(Env):
     name = "torchrun"
     placement_variables = (*Env.placement_variables, "GROUP_RANK", "GROUP_WORLD_SIZE")
     rank_variable = "LOCAL_RANK"
+    restart_variable = "TORCHELASTIC_RESTART_COUNT"
     placement = Launcher.placement  # torchrun sets all variables, so `Env`'s advice to set them does not apply
 
     @classmethod
@@ -66,10 +67,6 @@ class Torchrun(Env):
         endpoint = self._variables.get("PET_RDZV_ENDPOINT") or self._variables.get("PET_MASTER_ADDR", "")
         shared = resolved(endpoint.partition(":")[0]) & resolved(self._variables.get("MASTER_ADDR", ""))
         return os.getppid() if shared else None
-
-    @property
-    def restarts(self) -> int:
-        return super().restarts + (self.optional_integer("TORCHELASTIC_RESTART_COUNT") or 0)
 
     @property
     def run_ids(self) -> dict[str, bool]:

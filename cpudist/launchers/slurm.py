@@ -23,6 +23,7 @@ class Slurm(Launcher):
 
     name = "slurm"
     rank_variable = "SLURM_PROCID"
+    restart_variable = "SLURM_RESTART_COUNT"
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
@@ -59,10 +60,6 @@ class Slurm(Launcher):
         token = self.token or hmac.digest(secret().encode(), f"{job}.{step}".encode(), "sha256").hex()
         host = self._variables.get("MASTER_ADDR") or self._first_host()
         return AtAddress(host, port, token=token, name_known=True)
-
-    @property
-    def restarts(self) -> int:
-        return super().restarts + (self.optional_integer("SLURM_RESTART_COUNT") or 0)
 
     def _first_host(self) -> str:
         if len(self._tasks_per_node()) == 1:
