@@ -101,7 +101,7 @@ class _Agent:
             ended = [
                 process
                 for process, (_, descriptor) in self._ranks.items()
-                if descriptor in ready or (descriptor is None and not _lives(process))
+                if descriptor in ready or (descriptor is None and not procfs.lives(process))
             ]
             word = "gone" if len(ended) == 1 else "went"  # the order of several is unknown
             for process in ended:
@@ -115,7 +115,7 @@ class _Agent:
 
     def signal_ranks(self, number: int) -> None:
         for process in self._ranks:
-            _signal(process, number)
+            procfs.send_signal(process, number)
 
     def is_replaced_within(self, seconds: float) -> bool:
         """Return whether a newer agent of this job starts in time; wait only while processes of the job are left."""
@@ -141,14 +141,14 @@ class _Agent:
         for pid in parents - shared:
             process = procfs.read(pid)
             if process is not None and process.name in SSH_DAEMONS:
-                _signal(process, signal.SIGKILL)
+                procfs.send_signal(process, signal.SIGKILL)
 
     def kill_all(self) -> int:
         """Kill the job's processes, for a few seconds at most; return how many are left."""
         deadline = time.monotonic() + _KILL_SECONDS
         while self._find() and time.monotonic() < deadline:
             for process in self._known.values():
-                _signal(process, signal.SIGKILL)
+                procfs.send_signal(process, signal.SIGKILL)
             time.sleep(0.05)
         return len(self._find())
 
@@ -187,15 +187,6 @@ class _Agent:
         adopts orphans, or `cpudist launch` on its own host.
         """
         return parent is not None and parent.start > self._own.start and parent.name not in SSH_DAEMONS
-
-
-def _lives(process: Process) -> bool:
-    now = procfs.read(process.pid)
-    return now is not None and now.start == process.start
-
-
-def _signal(process: Process, number: int) -> None:
-    procfs.send_signal(process.pid, number, lambda: _lives(process))
 
 
 def report(line: str) -> None:

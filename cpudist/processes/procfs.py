@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -96,19 +96,22 @@ def with_variable(name: str, value: str) -> dict[int, dict[str, str]]:
     return found
 
 
-def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
-    """Send a signal to a process, unless it has ended, or belongs to another user.
+def lives(process: Process) -> bool:
+    """Return whether a process has not ended; the kernel reuses the ids of ended processes."""
+    now = read(process.pid)
+    return now is not None and now.start == process.start
 
-    `is_meant` returns whether the id still belongs to that process: the kernel reuses the ids of ended processes.
-    """
+
+def send_signal(process: Process, number: int) -> None:
+    """Send a signal to a process, unless it has ended, or belongs to another user."""
     with suppress(OSError):
         if not hasattr(os, "pidfd_open"):  # as in some builds of Python for old kernels
-            if is_meant():
-                os.kill(pid, number)
+            if lives(process):
+                os.kill(process.pid, number)
             return
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(process.pid)
         try:
-            if is_meant():  # checked while the descriptor is open: it always refers to this process
+            if lives(process):  # checked while the descriptor is open: it always refers to this process
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
