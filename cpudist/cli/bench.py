@@ -51,7 +51,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
-    """Measure on every rank of a job."""
     _check_options(options)
     from cpudist import job  # late: it imports torch
 

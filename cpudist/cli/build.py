@@ -32,7 +32,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Compile both and print their paths."""
     output: Path | None = options.output and options.output.expanduser().absolute()
     if output and output.exists() and not output.is_dir():
         raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")

@@ -45,7 +45,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the forecasts."""
     name, *words = options.words
     bandwidth = options.network or cluster_figures.last_bandwidth()
     if bandwidth is None:

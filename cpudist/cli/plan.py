@@ -57,7 +57,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the plan as a picture or as JSON."""
     script = options.arguments[options.arguments[:1] == ["--"] :]
     if options.measure and options.topology:
         raise UserError("--measure needs the machine itself; run it there, without --topology")

@@ -53,7 +53,6 @@ def _one_node(text: str) -> int:
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
-    """Run the job; exit with its status."""
     values = own_values(options)
     log_dir, module, *_ = (values.pop(name) for name in ("log_dir", "module", "standalone", "nnodes"))
     if values["arguments"]:

@@ -35,7 +35,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print what the ranks do."""
     jobs, missing = ask(options.hosts, "asking the hosts")
     where = "these hosts" if options.hosts else "this host"
     for (job, user), ranks in jobs.items():

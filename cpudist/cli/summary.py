@@ -28,7 +28,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the table."""
     runs = [summary.read(path) for given in options.runs for path in summary.runs_in(given)]
     print(summary.table(runs, shutil.get_terminal_size().columns))
     if len(runs) == 1 and (ranks := summary.waiting(runs[0])):

@@ -47,7 +47,7 @@ def main() -> None:
             hosts = json.loads(line)
             with ThreadPoolExecutor(max(len(hosts), 1)) as pool:
                 errors = pool.map(lambda host: _connect(host[0], host[1], interface), hosts)
-                print(json.dumps({"errors": list(errors)}), flush=True)
+                print(json.dumps(list(errors)), flush=True)
 
 
 def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -> dict[str, Any]:

@@ -70,7 +70,6 @@ class Checked:
     interface: str | None = None
 
     def of_level(self, level: Level) -> list[Finding]:
-        """Return the findings of one level."""
         return [one for findings in self.findings.values() for one in findings if one.level == level]
 
 
@@ -203,7 +202,7 @@ def _facts(fields: Any, before: float, after: float) -> Facts:
 
 def _errors(fields: Any, count: int) -> list[str]:
     """Return why each of `count` connections failed, empty where it did not, or raise ValueError."""
-    errors, _ = typed_json.taken(fields, "errors", list[str])
+    errors = typed_json.read(list[str], fields)
     if len(errors) != count:
         raise ValueError("the number of connections is wrong")
     return errors

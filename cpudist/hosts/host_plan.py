@@ -116,5 +116,4 @@ class HostPlan:
 
 
 def number_of_ranks(hosts: Iterable[Host]) -> int:
-    """Return the ranks on all hosts."""
     return sum(host.slots or 0 for host in hosts)

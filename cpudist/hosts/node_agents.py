@@ -64,7 +64,6 @@ class NodeAgents:
 
     @property
     def had_ranks(self) -> bool:
-        """Whether a rank has started on any host."""
         return any(agent.had_ranks for agent in self._agents)
 
     @property

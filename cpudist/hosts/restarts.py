@@ -23,7 +23,6 @@ class Restarts:
         self._pause = 0.0
 
     def begin(self) -> None:
-        """Note that an attempt begins."""
         self._began = time.monotonic()
 
     def after_failure(self) -> bool:

@@ -101,7 +101,6 @@ def _names(missing: Sequence[int], members: Sequence[int]) -> str:
 
 
 def _missing(store: Store, key: str, size: int) -> list[int]:
-    """Return the ranks that have not published a value."""
     return [rank for rank in range(size) if not store.check([f"{key}/{rank}"])]
 
 

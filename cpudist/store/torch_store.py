@@ -78,7 +78,6 @@ class JobStore(Store):
         self._connection().set({key: _bytes(value) for key, value in zip(keys, values, strict=True)})
 
     def has_extended_api(self) -> bool:
-        """Return True: append, multi_get and multi_set are available."""
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
