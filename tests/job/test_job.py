@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import by_hand, completed, environment, launch, mpirun, torchrun, train
+from jobs import by_hand, completed, environment, launch, mpirun, torchrun
 from packaging.requirements import Requirement
 
 import cpudist
