@@ -172,7 +172,7 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
             gradients, skips steps whose gradients are not finite, and is updated.
 
     Raises:
-        UserError: there is no running job.
+        UserError: there is no running job, or this is no optimizer.
 
     Examples:
         >>> model = cpudist.wrap(torch.nn.Linear(8, 2))
@@ -181,6 +181,8 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         >>> cpudist.step(optimizer)
     """
     job = require()
+    if not hasattr(optimizer, "step"):
+        raise UserError(f"step takes the optimizer, not {type(optimizer).__name__}; wrap takes the model")
     if scaler is None:
         optimizer.step()
     else:

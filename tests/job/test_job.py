@@ -73,7 +73,8 @@ def test_a_job_that_did_not_come_up_leaves_room_for_the_next() -> None:
         cpudist.init("gloo", compress="int8")
     assert cpudist.init("gloo").backend == "gloo"
     assert cpudist.mean(3) == cpudist.mean(torch.tensor(3.0)) == 3.0
-    for wrong, call in {"not SGD": cpudist.wrap, "not str": cpudist.mean, "give model=": cpudist.save}.items():
+    calls = {"not SGD": cpudist.wrap, "number, not str": cpudist.mean, "optimizer, not str": cpudist.step}
+    for wrong, call in {**calls, "give model=": cpudist.save}.items():
         with pytest.raises(cpudist.UserError, match=wrong):
             call(torch.optim.SGD([torch.ones(1)]) if call is cpudist.wrap else "x")
     with pytest.raises(cpudist.UserError, match="already running on gloo"):
