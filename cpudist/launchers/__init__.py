@@ -1,4 +1,4 @@
-"""The launchers that start ranks, one file each, and `detect`, which finds this process's launcher.
+"""The launchers that start ranks, one file each (PyTorch's in one), and `detect`, which finds this process's launcher.
 
 A file has everything specific to its launcher: the variables of its ranks and, for an MPI, how `cpudist
 launch` starts a job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the
