@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import small_trainer
 import torch
-import transformers.trainer_callback
 from course import BOUND, command, trained
 from jobs import Result, launch, mpirun, run, train
 from safetensors.torch import load_file
@@ -156,7 +155,7 @@ def test_one_that_the_script_names_is_taken_though_damaged(again: Any, tmp_path:
 )
 def test_it_begins_anew(words: dict[str, Any], again: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Reads a trial of optuna, Ray or wandb, which need not be installed.
-    monkeypatch.setattr(transformers.trainer_callback, "hp_params", lambda trial: {})
+    monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: {})
     shutil.rmtree(tmp_path / "out/checkpoint-2")
     said = again(**words)
     assert (tmp_path / "out/checkpoint-2").is_dir()
