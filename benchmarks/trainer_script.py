@@ -14,7 +14,6 @@ import json
 import random
 import re
 import statistics
-import sys
 import sysconfig
 import time
 import zlib
@@ -35,6 +34,7 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+from usage import asked
 
 TOKENS, PADDED = 128, 384  # of a sample
 BYTES = 1_000_000  # more than is trained on
@@ -123,4 +123,5 @@ def main(model: str, result: Path, flags: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    name, file, *words = asked(__doc__)
+    main(name, Path(file), words)
