@@ -79,7 +79,7 @@ def test_a_command_on_path_is_its_packages_program(folder: Path, monkeypatch: py
     installed = folder / "site-packages"
     for name, text in {
         "../fine-tune": f"#!{sys.executable}\nfrom tuner.cli import main\nmain()\n",
-        "tuner/cli.py": "import sys\nfrom cpudist.errors import is_user_code\n"
+        "tuner/cli.py": "import sys\nfrom cpudist.script.frames import is_user_code\n"
         "def main(): print(sys.argv, is_user_code(sys._getframe()))\n",
         "tuner-1.dist-info/METADATA": "Name: tuner\nVersion: 1\n",
         "tuner-1.dist-info/entry_points.txt": "[console_scripts]\nfine-tune = tuner.cli:main\n",
