@@ -4,7 +4,7 @@ The first rank to fail claims the failure (watch.py), prints its traceback and o
 exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
 ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
 
-A broken connection or a group that a rank has left is mostly the consequence of its end. The rank that notices it waits
+A broken connection is mostly the consequence of another rank's end or leave. The rank that notices it waits
 some seconds before it reports its error, because the watch, the launcher or the store know which rank has ended.
 """
 
@@ -26,8 +26,8 @@ from cpudist.world import name_of
 INTERRUPTED = 130
 _LONGEST = 240  # characters of an error in the report, whose whole text stands above it
 
-# gloo (torch 2.8 to 2.13) and ccl raise RuntimeError with these words if the other process has ended or left the group.
-_PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe|(has left|leaves) the group", re.IGNORECASE)
+# gloo (torch 2.8 to 2.13) raises RuntimeError with these words if the other process has ended or left the group.
+_PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe", re.IGNORECASE)
 
 Show = Callable[[BaseException], None]
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
