@@ -135,7 +135,7 @@ def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(start: Start, j
     other = start(["-c", SLEEP])
     now = procfs.read(other.pid)
     ended = now._replace(start=now.start - 1)
-    node_agent._signal(ended, signal.SIGKILL)
+    procfs.send_signal(ended, signal.SIGKILL)
     agent = node_agent._Agent(job, "MY_RANK")
     agent._known = {other.pid: ended}
     assert agent.kill_all() == 0
@@ -144,7 +144,7 @@ def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(start: Start, j
     agent.wait_for_input(0.3)
     assert agent._ranks == {}, "that rank has ended"
     assert other.poll() is None
-    node_agent._signal(now, signal.SIGTERM)
+    procfs.send_signal(now, signal.SIGTERM)
     assert other.wait(10) == -signal.SIGTERM
 
 
