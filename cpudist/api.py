@@ -236,10 +236,12 @@ def shares(
         UserError: there is no running job.
 
     Examples:
+        Under ``mpirun -n 2 python``, on each rank:
+
         >>> data = torch.ones(40, 8)
         >>> loader = torch.utils.data.DataLoader(data, batch_sampler=cpudist.shares(data, batch_size=16))
         >>> [len(batch) for batch in loader]
-        [16, 16, 8]
+        [16, 4]
     """
     size = checked("batch_size", batch_size, index)
     return SharesSampler(require().balance, dataset, size, shuffle=shuffle, seed=seed, drop_last=drop_last)
