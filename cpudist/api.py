@@ -58,7 +58,7 @@ def init(
             no fallback: the start fails if it cannot be used.
         timeout: limit of the start and of every collective, in seconds; 300 by default.
         interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
-        pin: False leaves affinity, threads and memory policy unchanged.
+        pin: False leaves affinity and threads unchanged.
         compress: the compression of gradients between hosts: ``"auto"``, ``"none"``, ``"bf16"``, ``"int8"``,
             ``"powersgd"`` or ``"powersgd:RANK"`` (docs/slow-networks.md). None: ``"auto"`` if Trainer gets
             ``use_ipex``, otherwise ``"none"``.
