@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from cpudist import typed_json
+from cpudist.console import names_of
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher, Placement, one_world
 from cpudist.topology.identity import node_identity
@@ -86,9 +87,10 @@ class RankInfo:
     run_ids: dict[str, bool] = field(default_factory=dict)
     # Those of all launchers that the rank has found, before the job changes them: `one_world`.
     variables: dict[str, str] = field(default_factory=dict)
+    not_passed_on: frozenset[str] = frozenset()  # see `Launcher.not_passed_on`
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=sorted)
 
     @classmethod
     def from_json(cls, text: str) -> RankInfo:
@@ -140,7 +142,9 @@ def gather_rank_info(
     host, cpus, threads = socket.gethostname(), tuple(allowed_cpus()), torch.get_num_threads()
     run = launcher.restarts, launcher.run_ids
     variables = {name: os.environ[name] for name in one_world.NAMES if name in os.environ}
-    own = RankInfo(node_identity(), host, placement, cpus, threads, interactive, *run, variables)
+    own = RankInfo(
+        node_identity(), host, placement, cpus, threads, interactive, *run, variables, launcher.not_passed_on
+    )
     members = [RankInfo.from_json(text) for text in all_gather("member", own.to_json())]
     return assign_nodes(members, launcher.name)[placement.rank], members
 
@@ -193,6 +197,15 @@ def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | 
         return f"{world.launcher} takes {where} for {world.node_count} hosts, so ranks share cores; {remedy}"
     if requested_nodes is not None and len(machines) < requested_nodes:
         return f"{world.launcher} was asked for {requested_nodes} hosts, but all ranks run on {where}; {remedy}"
+    return ""
+
+
+def lacking(members: Sequence[RankInfo]) -> str:
+    """Return a sentence if ranks of other hosts lack variables that rank 0 has; empty otherwise."""
+    for member in members:
+        if missing := sorted(members[0].not_passed_on - member.not_passed_on):
+            names = names_of(missing, "variable")
+            return f"Open MPI does not give {member.host} the shell's {names}; add -x {missing[0]} and so on to mpirun"
     return ""
 
 

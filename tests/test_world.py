@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from cpudist.errors import UserError
 from cpudist.launchers import Placement
+from cpudist.launchers.mpich import Mpich
+from cpudist.launchers.openmpi import OpenMpi
 from cpudist.processes.lost_ranks import JOB_ID, LostRank, first_killed, tell_launch, told
-from cpudist.world import RankInfo, World, assign_nodes, elsewhere
+from cpudist.world import RankInfo, World, assign_nodes, elsewhere, lacking
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
@@ -75,6 +77,19 @@ def test_ranks_that_run_elsewhere_than_promised() -> None:
     assert said.startswith("mpich was asked for 2 hosts, but all ranks run on same-name; ")
     said = elsewhere(alias, assign_nodes(alias, "mpich")[0], requested_nodes=None)
     assert said.startswith("mpich takes same-name for 2 hosts, so ranks share cores; ")
+
+
+def test_variables_that_open_mpi_keeps_from_other_hosts_are_named_once() -> None:
+    shell = {"HF_HOME": "", "MY_DATA": "", "PWD": "/", "SSH_TTY": "", "OMPI_COMM_WORLD_SIZE": "2", "LC_ALL": "C"}
+    here, there = (OpenMpi(variables).not_passed_on for variables in (shell, {"PATH": "", "PWD": "/"}))
+    assert here == {"HF_HOME", "MY_DATA"}
+    ranks = [RankInfo(f"n{k}", f"h{k}", Placement(k, 2), not_passed_on=names) for k, names in enumerate((here, there))]
+    assert [RankInfo.from_json(rank.to_json()) for rank in ranks] == ranks
+    assert (
+        lacking(ranks) == "Open MPI does not give h1 the shell's HF_HOME, MY_DATA; add -x HF_HOME and so on to mpirun"
+    )
+    assert lacking(ranks[:1] * 2) == ""
+    assert Mpich(shell).not_passed_on == set()
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,11 @@ class Launcher(ABC):
         return None
 
     @property
+    def not_passed_on(self) -> frozenset[str]:
+        """The variables of this process that the launcher gives to ranks on its own host alone."""
+        return frozenset()
+
+    @property
     def warning(self) -> str:
         """A sentence about a likely mistake in the start of this process; empty if there is none."""
         return ""

@@ -16,6 +16,23 @@ _LIBRARY = "libmpi.so.40"
 # Open MPI passes on only the variables in its command line, and its own. These describe mpirun's host or its terminal.
 _NOT_PASSED_ON = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_"}
 _NOT_PASSED_ON_PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "SSH_", "BASH_FUNC_")
+# Variables of a login or a terminal, which no program of a rank reads.
+_OF_A_TERMINAL = (
+    "DBUS_",
+    "GPG_",
+    "LC_",
+    "LESS",
+    "LS_",
+    "TERM",
+    "XDG_",
+    "DISPLAY",
+    "LANG",
+    "LOGNAME",
+    "MAIL",
+    "PS1",
+    "SHELL",
+    "USER",
+)
 _SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
@@ -38,6 +55,10 @@ class OpenMpi(MpiLauncher):
         # By default mpi4py loads the environment's libmpi.so. With Intel MPI's, each rank would be a job of one rank.
         return OverMpi(self._library(), mpich_abi=False)
 
+    @property
+    def not_passed_on(self) -> frozenset[str]:
+        return frozenset(name for name in self._variables if _is_users(name) and not name.startswith(_OF_A_TERMINAL))
+
     @classmethod
     def recognises(cls, version: str) -> bool:
         return any(name in version for name in ("OpenRTE", "Open MPI", "PRRTE"))
@@ -59,9 +80,8 @@ class OpenMpi(MpiLauncher):
             words += [options.interface, "--mca", "btl_tcp_if_include", options.interface]
         if options.all_output:
             words += ["--output", "tag"] if is_prrte else ["--tag-output"]
-        for name in sorted(options.variables):
-            if name not in _NOT_PASSED_ON and not name.startswith(_NOT_PASSED_ON_PREFIXES):
-                words += ["-x", name]
+        for name in sorted(filter(_is_users, options.variables)):
+            words += ["-x", name]
         return [*words, "-n", str(options.count), *options.program]
 
     @classmethod
@@ -81,6 +101,10 @@ class OpenMpi(MpiLauncher):
             if program is not None and program.name in (*self.programs, *self.daemons, "prte"):
                 yield program.parent.parent / "lib"
                 yield program.parent.parent / "lib64"
+
+
+def _is_users(name: str) -> bool:
+    return name not in _NOT_PASSED_ON and not name.startswith(_NOT_PASSED_ON_PREFIXES)
 
 
 def _ssh_arguments(options: MpirunOptions) -> list[str]:
