@@ -19,6 +19,9 @@ from cpudist.topology.machine import allowed_cpus
 if TYPE_CHECKING:
     import torch
 
+# Variables that libraries of a training read are named before others.
+_OF_LIBRARIES = ("CCL_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_")
+
 
 @dataclass(frozen=True)
 class World:
@@ -203,7 +206,8 @@ def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | 
 def lacking(members: Sequence[RankInfo]) -> str:
     """Return a sentence if ranks of other hosts lack variables that rank 0 has; empty otherwise."""
     for member in members:
-        if missing := sorted(members[0].not_passed_on - member.not_passed_on):
+        lost = members[0].not_passed_on - member.not_passed_on
+        if missing := sorted(lost, key=lambda name: (not name.startswith(_OF_LIBRARIES), name)):
             names = names_of(missing, "variable")
             return f"Open MPI does not give {member.host} the shell's {names}; add -x {missing[0]} and so on to mpirun"
     return ""
