@@ -169,7 +169,8 @@ ask() {
     printf '%s\n' "$(hostname)" "$(hostname)" "$(hostname)" >"$work/ranks"
     local around alone=() slurm=(SLURM_JOB_ID=7 SLURM_JOB_NAME=train "SLURM_JOB_NODELIST=$(hostname)" SLURM_NNODES=1 SLURM_NTASKS=2
         SLURM_NTASKS_PER_NODE=2 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0)
-    local lsf=(LSB_JOBID=7 "LSB_MCPU_HOSTS=$(hostname) 2" "LSB_DJOB_RANKFILE=$work/ranks" JSM_NAMESPACE_RANK=0 JSM_NAMESPACE_SIZE=1 JSM_NAMESPACE_LOCAL_RANK=0)
+    local lsf=(LSB_JOBID=7 "LSB_MCPU_HOSTS=$(hostname) 2" "LSB_DJOB_RANKFILE=$work/ranks" JSM_NAMESPACE_RANK=0 JSM_NAMESPACE_SIZE=1
+        JSM_NAMESPACE_LOCAL_RANK=0)
     echo "$(hostname):2" >"$work/hosts"
     for around in alone slurm lsf; do
         local -n variables=$around
