@@ -6,7 +6,8 @@ trainer_script.py trains a model for 8 steps: a GPT-2 with 24 million parameters
 or two layers of BERT-large's width, 4 x 384 tokens per rank, 62 % of them padding, that answer questions or predict
 words. torchrun and accelerate start it on gloo, mpirun with cpudist on ccl. The jobs take turns. Prints samples per
 second in the second half of the steps, when models are compiled, and as multiples of the first job's; the time of a
-whole job; and the last loss. It must be the same for all jobs without --use_ipex, which draws other dropout masks.
+whole job; and the last loss. It must be the same for all jobs without --use_ipex, which draws other dropout masks;
+of the masked model Trainer alone reports as many times the loss as there are ranks (huggingface/transformers#37766).
 """
 
 import itertools
