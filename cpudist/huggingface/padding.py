@@ -48,13 +48,13 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
         measures = rank == 0 and model.training and self not in reported
         known = (self.args.trim_padding or measures) and _why_not(self) is None
         kept = padding.columns(inputs, self.model) if known else None
-        trims = self.args.trim_padding and kept is not None
+        cut = kept if self.args.trim_padding else None
         begin = time.perf_counter()
-        batch = padding.trimmed(inputs, self.model) if trims else inputs
+        batch = inputs if cut is None else padding.with_columns(inputs, self.model, cut)
         result = original(self, model, batch, return_outputs, num_items_in_batch)
         seconds = time.perf_counter() - begin
         if not model.training:
-            return _filled_up(result, kept, mask.shape[1]) if trims and return_outputs else result
+            return result if cut is None or not return_outputs else _filled_up(result, cut, mask.shape[1])
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             lengths, width = mask.sum(1).tolist(), mask.shape[1]
             training.add_batch(len(lengths), sum(lengths))

@@ -77,8 +77,11 @@ def columns(batch: Mapping[str, Any], model: torch.nn.Module) -> slice | None:
 def trimmed(batch: Any, model: torch.nn.Module) -> Any:
     """Return `batch` without the columns that `model` does not need."""
     kept = columns(batch, model)
-    if kept is None:
-        return batch
+    return batch if kept is None else with_columns(batch, model, kept)
+
+
+def with_columns(batch: Any, model: torch.nn.Module, kept: slice) -> Any:
+    """Return `batch` with the columns `kept` alone, which `columns` has returned."""
     rows, width = batch[_MASK].shape
     whole = {"labels"} if type(_base(model)).__name__.endswith(POOLED) else set[str]()
     cut = copy.copy(batch)
