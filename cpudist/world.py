@@ -19,7 +19,7 @@ from cpudist.topology.machine import allowed_cpus
 if TYPE_CHECKING:
     import torch
 
-# Variables that libraries of a training read are named before others.
+# Prefixes of variables that training libraries read; a warning names these variables first.
 _OF_LIBRARIES = ("CCL_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_")
 
 

@@ -139,7 +139,7 @@ class Launcher(ABC):
 
     @property
     def not_passed_on(self) -> frozenset[str]:
-        """The variables of this process that the launcher gives to ranks on its own host alone."""
+        """The variables of this process that the launcher does not pass on to other hosts."""
         return frozenset()
 
     @property

@@ -16,23 +16,9 @@ _LIBRARY = "libmpi.so.40"
 # Open MPI passes on only the variables in its command line, and its own. These describe mpirun's host or its terminal.
 _NOT_PASSED_ON = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_"}
 _NOT_PASSED_ON_PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "SSH_", "BASH_FUNC_")
-# Variables of a login or a terminal, which no program of a rank reads.
-_OF_A_TERMINAL = (
-    "DBUS_",
-    "GPG_",
-    "LC_",
-    "LESS",
-    "LS_",
-    "TERM",
-    "XDG_",
-    "DISPLAY",
-    "LANG",
-    "LOGNAME",
-    "MAIL",
-    "PS1",
-    "SHELL",
-    "USER",
-)
+# Prefixes of variables of a login and of a terminal, which no rank reads.
+_OF_A_LOGIN = ("DBUS_", "GPG_", "LC_", "LOGNAME", "MAIL", "SHELL", "USER", "XDG_")
+_OF_A_TERMINAL = ("DISPLAY", "LANG", "LESS", "LS_", "PS1", "TERM")
 _SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
@@ -57,7 +43,9 @@ class OpenMpi(MpiLauncher):
 
     @property
     def not_passed_on(self) -> frozenset[str]:
-        return frozenset(name for name in self._variables if _is_users(name) and not name.startswith(_OF_A_TERMINAL))
+        return frozenset(
+            name for name in self._variables if _is_users(name) and not name.startswith(_OF_A_LOGIN + _OF_A_TERMINAL)
+        )
 
     @classmethod
     def recognises(cls, version: str) -> bool:
