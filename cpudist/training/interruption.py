@@ -16,6 +16,7 @@ rank before its last step, so child processes ignore these signals unless their 
 
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -100,11 +101,23 @@ class Interruption:
 
 
 _shielding = threading.Event()  # set while this process records signals
+_forking = threading.local()  # mask: the thread's mask from before a fork whose child ignores signals
+
+
+def _before_fork() -> None:
+    """Block the signals until the child can tell who sent them; its copies of this process's handlers cannot."""
+    runs_a_program = sys._getframe(1).f_globals.get("__name__") == "subprocess"  # a mask would outlive its exec
+    if _shielding.is_set() and not runs_a_program:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _after_fork_in_parent() -> None:
+    if (mask := vars(_forking).pop("mask", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _after_fork_in_child() -> None:
-    if _shielding.is_set():
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    if vars(_forking).pop("mask", None) is not None:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         threading.Thread(target=_obey_parent, args=(os.getppid(),), name="cpudist-signals", daemon=True).start()
@@ -119,4 +132,4 @@ def _obey_parent(parent: int) -> None:
             os.kill(os.getpid(), sent.si_signo)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,37 @@ def test_an_own_loop_hears_once_that_no_signal_saves_it(capsys: pytest.CaptureFi
         job.changes.undo()
 
 
-@pytest.mark.job
-def test_children_hear_only_their_parent() -> None:
-    """A launcher's signal to the whole group must not end a worker; the end of a pool must."""
+@pytest.fixture
+def recording() -> Iterator[None]:
+    """This process records signals, as a rank with `--checkpoint-on-signal` does."""
     heartbeat = Heartbeat(1, None, 1)
     interruption = Interruption(0, 1, HashStore(), heartbeat)
     interruption.begin()
+    yield
+    interruption.end()
+    heartbeat.stop()
+
+
+@pytest.mark.job
+@pytest.mark.usefixtures("recording")
+def test_a_parent_ends_its_children_at_once() -> None:
+    """Also while they start; a program that a child runs keeps its signals."""
+    for _ in range(5):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+        child.terminate()
+        child.join(20)
+        assert child.exitcode == -signal.SIGTERM
+    with subprocess.Popen(["sleep", "1000"], preexec_fn=os.setsid) as program:
+        program.terminate()
+        assert program.wait(20) == -signal.SIGTERM
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.job
+@pytest.mark.usefixtures("recording")
+def test_children_hear_only_their_parent() -> None:
+    """A launcher's signal to the whole group must not end a worker; the end of a pool must."""
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     child.start()
     status = Path(f"/proc/{child.pid}/status")
@@ -103,8 +129,6 @@ def test_children_hear_only_their_parent() -> None:
         assert child.exitcode == -signal.SIGTERM
     finally:
         child.kill()  # otherwise the interpreter would wait for it at exit
-        interruption.end()
-        heartbeat.stop()
 
 
 _SCRIPT = """
