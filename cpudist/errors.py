@@ -24,6 +24,13 @@ class UserError(Exception):
         return [f"cpudist: {self}"]
 
 
+def expect(what: str, value: object, *kinds: type) -> None:
+    """Raise UserError unless `value`, the argument that `what` names, is of one of `kinds`."""
+    if not isinstance(value, kinds):
+        types = " or ".join(kind.__name__ for kind in kinds)
+        raise UserError(f"{what} must be of type {types}, not {type(value).__name__}")
+
+
 class StartupTimeout(UserError):
     """A rank did not arrive within the time limit while the job was starting. Exit status 1: a restart may help.
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from cpudist import typed_json
-from cpudist.console import names_of
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher, Placement, one_world
 from cpudist.topology.identity import node_identity
@@ -18,9 +17,6 @@ from cpudist.topology.machine import allowed_cpus
 
 if TYPE_CHECKING:
     import torch
-
-# Prefixes of variables that training libraries read; a warning names these variables first.
-_OF_LIBRARIES = ("CCL_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_")
 
 
 @dataclass(frozen=True)
@@ -200,16 +196,6 @@ def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | 
         return f"{world.launcher} takes {where} for {world.node_count} hosts, so ranks share cores; {remedy}"
     if requested_nodes is not None and len(machines) < requested_nodes:
         return f"{world.launcher} was asked for {requested_nodes} hosts, but all ranks run on {where}; {remedy}"
-    return ""
-
-
-def lacking(members: Sequence[RankInfo]) -> str:
-    """Return a sentence if ranks of other hosts lack variables that rank 0 has; empty otherwise."""
-    for member in members:
-        lost = members[0].not_passed_on - member.not_passed_on
-        if missing := sorted(lost, key=lambda name: (not name.startswith(_OF_LIBRARIES), name)):
-            names = names_of(missing, "variable")
-            return f"Open MPI does not give {member.host} the shell's {names}; add -x {missing[0]} and so on to mpirun"
     return ""
 
 

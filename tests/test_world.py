@@ -15,7 +15,7 @@ from cpudist.launchers import Placement
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.openmpi import OpenMpi
 from cpudist.processes.lost_ranks import JOB_ID, LostRank, first_killed, tell_launch, told
-from cpudist.world import RankInfo, World, assign_nodes, elsewhere, lacking
+from cpudist.world import RankInfo, World, assign_nodes, elsewhere
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
@@ -81,12 +81,13 @@ def test_ranks_that_run_elsewhere_than_promised() -> None:
 
 def test_variables_that_open_mpi_keeps_from_other_hosts_are_named_once() -> None:
     shell = {"DATA": "", "HF_HOME": "", "PWD": "/", "SSH_TTY": "", "OMPI_COMM_WORLD_SIZE": "2", "LC_ALL": "C"}
-    here, there = (OpenMpi(variables).not_passed_on for variables in (shell, {"PATH": "", "PWD": "/"}))
-    assert here == {"DATA", "HF_HOME"}
-    ranks = [RankInfo(f"n{k}", f"h{k}", Placement(k, 2), not_passed_on=names) for k, names in enumerate((here, there))]
-    assert [RankInfo.from_json(rank.to_json()) for rank in ranks] == ranks
-    assert lacking(ranks) == "Open MPI does not give h1 the shell's HF_HOME, DATA; add -x HF_HOME and so on to mpirun"
-    assert lacking(ranks[:1] * 2) == ""
+    here, there = (OpenMpi(variables) for variables in (shell, {"PATH": "", "PWD": "/"}))
+    assert here.not_passed_on == {"DATA", "HF_HOME"}
+    rank = RankInfo("n0", "h0", Placement(0, 2), not_passed_on=here.not_passed_on)
+    assert RankInfo.from_json(rank.to_json()) == rank
+    said = here.lacking("h1", there.not_passed_on)
+    assert said == "Open MPI does not give h1 the shell's HF_HOME, DATA; add -x HF_HOME and so on to mpirun"
+    assert here.lacking("h0", here.not_passed_on) == ""
     assert Mpich(shell).not_passed_on == set()
 
 

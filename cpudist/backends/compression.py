@@ -1,7 +1,7 @@
 """Schemes for compressing gradients on slow networks (docs/slow-networks.md)."""
 
 from cpudist.backends.interface import Backend
-from cpudist.errors import UserError
+from cpudist.errors import UserError, expect
 
 NONE = "none"
 AUTO = "auto"
@@ -17,6 +17,7 @@ def check_scheme(text: str, asked: str) -> str:
     Raises:
         UserError: there is no such scheme.
     """
+    expect("the compression", text, str)
     name, colon, rank = text.partition(":")
     good_rank = not colon or (name == "powersgd" and rank.isdecimal() and int(rank) > 0)
     if name not in SCHEMES or not good_rank:

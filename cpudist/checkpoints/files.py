@@ -46,7 +46,8 @@ def save(
         >>> model = torch.nn.Linear(8, 2)
         >>> cpudist.save("out/best", model=model, accuracy=0.9)
     """
-    ranks, target = Ranks(), Path(folder).resolve()  # a symbolic link stays, and points to the new checkpoint
+    target = folders.path_of(folder).resolve()  # a symbolic link stays, and points to the new checkpoint
+    ranks = Ranks()
     tree = state.collect(model, optimizer, more, ranks.rank)
     write(tree, target, ranks, Publisher(target.parent, alone=False))
 
@@ -79,7 +80,7 @@ def load(
         >>> cpudist.load("out/best", model=model)
         {'accuracy': 0.9}
     """
-    ranks, path = Ranks(), Path(folder).resolve()
+    ranks, path = Ranks(), folders.path_of(folder).resolve()
     if ranks.rank == 0 and not path.exists():
         folders.restore(path.parent, path.name)
     if (problem := damage(path, ranks)) is not None:
@@ -152,7 +153,7 @@ def read(
     with_random: bool = False,
 ) -> dict[str, Any]:
     """Load an undamaged checkpoint and return its plain values; `with_random` restores this rank's random states."""
-    state.check_names(model, optimizer, more)
+    state.check_arguments(model, optimizer, more)
     modules = {name: value for name, value in more.items() if isinstance(value, torch.nn.Module)}
     if model is not None:
         modules["model"] = model

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cpudist.console import size
+from cpudist.errors import expect
 
 INCOMPLETE = ".incomplete"
 PREFIX = "checkpoint-"
@@ -36,6 +37,16 @@ def probe(folder: str | Path) -> Iterator[str]:
         with contextlib.suppress(OSError):
             name = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".cpudist-", dir=folder)).name
         yield name
+
+
+def path_of(folder: str | Path) -> Path:
+    """Return the folder that a user has given, with an absolute path.
+
+    Raises:
+        UserError: this is no path.
+    """
+    expect("the folder", folder, str, os.PathLike)
+    return Path(folder).absolute()
 
 
 def numbered(folder: str | Path) -> dict[int, Path]:

@@ -48,7 +48,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: int = 2, asynchronous: bool = False) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UserError(f"keep must be a whole number of checkpoints from 1 on, not {keep!r}")
-        self.folder = Path(folder).absolute()
+        self.folder = folders.path_of(folder)
         self.keep = keep
         self.values: dict[str, Any] = {}
         self._goes_on = False  # an earlier run's checkpoints in the folder have become this run's
@@ -77,7 +77,7 @@ class Checkpoints:
             UserError: all checkpoints are damaged, or the checkpoint belongs to another model.
         """
         self.wait()
-        state.check_names(model, optimizer, more)
+        state.check_arguments(model, optimizer, more)
         ranks, job = Ranks(), current()
         self.values = state.plain_values(more)
         ranks.first(lambda: folders.restore(self.folder))

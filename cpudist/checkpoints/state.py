@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.console import names_of
-from cpudist.errors import UserError
+from cpudist.errors import UserError, expect
 from cpudist.job import current
 
 RESERVED = ("random", "values")
@@ -35,7 +35,7 @@ def collect(
     copied: bool = False,
 ) -> dict[str, Any]:
     """Return the tree of a checkpoint, or a copy of it (`copied`) for a background write; every rank calls it."""
-    check_names(model, optimizer, more)
+    check_arguments(model, optimizer, more)
     if model is None and not more:
         raise UserError("nothing was given to save; give model=, optimizer=, or values by their names")
     job = current()
@@ -56,7 +56,10 @@ def collect(
     return copy.deepcopy(tree) if copied else tree
 
 
-def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
+def check_arguments(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
+    for name, value, kind in ("model", model, torch.nn.Module), ("optimizer", optimizer, torch.optim.Optimizer):
+        if value is not None:
+            expect(f"{name}=", value, kind)
     if optimizer is not None and model is None:
         raise UserError("optimizer= is saved and loaded under the names of its model's parameters; give model= too")
     for name in RESERVED:

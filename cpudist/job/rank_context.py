@@ -27,7 +27,7 @@ from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, published, status_of, user_line
 from cpudist.supervision.rank_texts import last_seen, summary
 from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
-from cpudist.world import elsewhere, gather_rank_info, lacking, name_of
+from cpudist.world import elsewhere, gather_rank_info, name_of
 
 _STORE_SECONDS = 5.0
 _TESTED_TORCH = "2.15"
@@ -90,7 +90,8 @@ class RankContext:
         self.world, self.members = gather_rank_info(launcher, is_interactive(), self.all_gather)
         if self.world.rank == 0:
             misplaced = elsewhere(self.members, self.world, launcher.requested_nodes)
-            for doubt in filter(None, (launcher.warning, misplaced, lacking(self.members), untested_torch())):
+            lacking = next(filter(None, (launcher.lacking(it.host, it.not_passed_on) for it in self.members)), "")
+            for doubt in filter(None, (launcher.warning, misplaced, lacking, untested_torch())):
                 say(f"warning: {doubt}")
         self.heartbeat = Heartbeat(self.world.size, self.rendezvous.address, timeout)
         changes.attribute(gather, "whereabouts", self._whereabouts)

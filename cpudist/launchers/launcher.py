@@ -142,6 +142,13 @@ class Launcher(ABC):
         """The variables of this process that the launcher does not pass on to other hosts."""
         return frozenset()
 
+    def lacking(self, host: str, names: frozenset[str]) -> str:
+        """Return a sentence if ranks on `host` lack variables that this process has; empty otherwise.
+
+        `names` are the variables of a rank there that the launcher does not pass on.
+        """
+        return ""
+
     @property
     def warning(self) -> str:
         """A sentence about a likely mistake in the start of this process; empty if there is none."""

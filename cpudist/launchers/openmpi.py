@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from cpudist.console import names_of
 from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
 from cpudist.processes import procfs
@@ -19,6 +20,8 @@ _NOT_PASSED_ON_PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "SSH_", 
 # Prefixes of variables of a login and of a terminal, which no rank reads.
 _OF_A_LOGIN = ("DBUS_", "GPG_", "LC_", "LOGNAME", "MAIL", "SHELL", "USER", "XDG_")
 _OF_A_TERMINAL = ("DISPLAY", "LANG", "LESS", "LS_", "PS1", "TERM")
+# Prefixes of variables that training libraries read; a warning names these variables first.
+_OF_LIBRARIES = ("CCL_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_")
 _SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
@@ -46,6 +49,13 @@ class OpenMpi(MpiLauncher):
         return frozenset(
             name for name in self._variables if _is_users(name) and not name.startswith(_OF_A_LOGIN + _OF_A_TERMINAL)
         )
+
+    def lacking(self, host: str, names: frozenset[str]) -> str:
+        missing = sorted(self.not_passed_on - names, key=lambda name: (not name.startswith(_OF_LIBRARIES), name))
+        if not missing:
+            return ""
+        words = names_of(missing, "variable")
+        return f"Open MPI does not give {host} the shell's {words}; add -x {missing[0]} and so on to mpirun"
 
     @classmethod
     def recognises(cls, version: str) -> bool:

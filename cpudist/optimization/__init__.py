@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import job
-from cpudist.errors import UserError
+from cpudist.errors import UserError, expect
 from cpudist.optimization import applied, kernels, precision
 
 __all__ = ["optimize", "scaler"]
@@ -54,8 +54,8 @@ def optimize(
         The model and the optimizer.
 
     Raises:
-        UserError: this CPU cannot compute in `dtype`, the model is wrapped in DDP already, or Intel's extension cannot
-            be used with ``ipex=True``.
+        UserError: an argument is of a wrong type, this CPU cannot compute in `dtype`, the model is wrapped in DDP
+            already, or Intel's extension cannot be used with ``ipex=True``.
 
     Examples:
         >>> model = torch.nn.Linear(8, 2)
@@ -64,6 +64,9 @@ def optimize(
         >>> model.weight.dtype, model(torch.ones(4, 8)).dtype
         (torch.float32, torch.float32)
     """
+    expect("optimize's model", model, torch.nn.Module)
+    if optimizer is not None:
+        expect("optimize's optimizer", optimizer, torch.optim.Optimizer)
     precision.check(dtype)
     no_ipex = kernels.why_not_ipex() if ipex is not False else "Intel's extension is not asked for"
     if ipex and no_ipex and precision.device_type() == "cpu":

@@ -154,6 +154,8 @@ def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_pa
     cpudist.save(tmp_path / "one", training.model, training.optimizer)
     small = torch.nn.Sequential(torch.nn.Conv2d(3, 9, 3))
     other = torch.optim.SGD(training.model[1].parameters())
+    load: Any
+    save: Any
     load, save, one, two = cpudist.load, cpudist.save, tmp_path / "one", tmp_path / "two"
     more = r"it has 1\.weight, 1\.bias, 1\.running_mean and 4 more names besides"
     for call, part in (
@@ -163,6 +165,11 @@ def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_pa
         (lambda: load(one, training.model, other), r"optimizer does not have 1\.weight, 1\.bias"),
         (lambda: save(two, small, other), "updates 2 parameters that the model does not have"),
         (lambda: save(two, optimizer=other), "give model= too"),
+        (lambda: save(two, 3), "model= must be of type Module, not int"),
+        (lambda: load(5, small), "the folder must be of type str or PathLike, not int"),
+        (lambda: cpudist.Checkpoints(5), "the folder must be of type str or PathLike, not int"),
+        (lambda: cpudist.optimize(None), "optimize's model must be of type Module, not NoneType"),
+        (lambda: cpudist.optimize(small, 3), "optimize's optimizer must be of type Optimizer, not int"),
         (lambda: save(two, values=1), "values= is a name"),
         (lambda: save(tmp_path / "notes", small), "notes is there and is no checkpoint"),
         (lambda: load(two, small), "there is no checkpoint"),
