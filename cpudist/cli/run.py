@@ -34,7 +34,7 @@ _SEVERAL_HOSTS = "give several hosts to launch: cpudist launch --hostfile hosts 
 def add_options(parser: Parser) -> None:
     parser.usage = "cpudist run [OPTIONS] {[-m] TARGET | -- [OPTIONS OF cpudist-train] TARGET} [ARGS...]"
     ranks = "number of ranks (default: those of cpudist plan)"
-    parser.add_argument("-n", "--nproc", "--nproc-per-node", dest="ranks", type=count, metavar="N", help=ranks)
+    parser.add_argument("-n", "--nproc", "--nproc-per-node", dest="ranks", type=_ranks, metavar="N", help=ranks)
     launch.add_common_options(parser)
     parser.add_argument("--log-dir", metavar="DIR", help="write the output of each rank to DIR/rank-N.log, too")
     parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)
@@ -42,8 +42,14 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("-m", "--module", action="store_true", help="TARGET is a module, as with python -m")
     add_target(parser)
     parser.unknown_option_hint = (
-        f"cpudist-train's follow `--`, as in: cpudist run -- --timeout 60 train.py; {_SEVERAL_HOSTS}"
+        "leave out torchrun's for several hosts; cpudist-train's follow `--`: cpudist run -- --timeout 60 train.py"
     )
+
+
+def _ranks(text: str) -> int:
+    if text in ("auto", "cpu", "gpu"):  # torchrun's
+        raise argparse.ArgumentTypeError("leave it out for as many ranks as cpudist plan shows")
+    return count(text)
 
 
 def _one_node(text: str) -> int:
