@@ -47,8 +47,8 @@ def add_options(parser: Parser) -> None:
 
 
 def _ranks(text: str) -> int:
-    if text in ("auto", "cpu", "gpu"):  # torchrun's
-        raise argparse.ArgumentTypeError("leave it out for as many ranks as cpudist plan shows")
+    if text in ("auto", "cpu", "gpu"):
+        raise argparse.ArgumentTypeError(f"{text} is torchrun's; leave it out for as many ranks as cpudist plan shows")
     return count(text)
 
 

@@ -24,7 +24,7 @@ from cpudist.console import names_of, number_of, say
 from cpudist.errors import UserError
 from cpudist.observability import trace_events
 from cpudist.observability.observers import ObservedJob, Observer
-from cpudist.observability.trace_events import STEPS, Event, report
+from cpudist.observability.trace_events import STEPS, Event
 from cpudist.store import StoreLost
 
 _SPANS = 350_000  # Most spans of all ranks together; the trace is then smaller than 50 MB.
@@ -126,8 +126,6 @@ class Timeline(Observer):
         first, last = self._steps[0], self._steps[0] + len(self._marks) - 2
         wrong = max(part["clock_error"] for part in parts.values()) / 1000
         say(f"{self._file} has steps {first} to {last}, for ui.perfetto.dev; the clocks agree within {wrong:.0f} µs")
-        for line in report(events, names):
-            say(f"  {line}")
 
     def _read_clock(self) -> None:
         """Compare this rank's clock with the store's, and note the number of each group's newest collective."""

@@ -1,4 +1,4 @@
-"""The events of a timeline in Chrome's trace format, which Perfetto opens, and a summary of them in words.
+"""The events of a timeline in Chrome's trace format, which Perfetto opens.
 
 Each rank is shown as a process. Times are nanoseconds by the clock of the job's store until the file is written.
 """
@@ -6,8 +6,8 @@ Each rank is shown as a process. Times are nanoseconds by the clock of the job's
 import gzip
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,6 @@ Event = dict[str, Any]
 # track 0, and the track with the number of its process (here the rank), for the main thread.
 STEPS, _THREADS, _CALLS = 10_000, 10_001, 10_100
 _ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "int": 4, "long int": 8}
-
-# Activities of a rank, stored as a byte for each moment. If two overlap, the later one in this list counts.
-_ALL = "Python and others"
-_PARTS = (_ALL, "communicating", "computing", "loading data", "optimizer", "waiting")
-_BYTES = {part: bytes([number]) for number, part in enumerate(_PARTS, 1)}
-_MOMENTS = 1_000_000
-_STARTS = {"step ": _ALL, "Optimizer.step#": "optimizer", "enumerate(DataLoader)": "loading data"}
-_STARTS |= dict.fromkeys(("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::"), "")  # ignored spans
-_OPERATORS = 5  # Report so many operators.
-
-# Part of the time, its threshold in percent, and what to try first above the threshold.
-_ADVICE = (
-    ("waiting", 10, "find out why {slow} is late (cpudist docs placement)"),
-    ("loading data", 10, "more processes that load data (num_workers of the DataLoader)"),
-    ("communicating", 20, "fewer bytes: --compress, or gradients of several batches (cpudist docs slow-networks)"),
-    ("optimizer", 20, "a fused optimizer (fused=True, or cpudist.optimize)"),
-    ("Python and others", 30, "larger batches"),
-    ("computing", 0, "bfloat16 (cpudist.optimize)"),
-)
 
 
 def read(
@@ -82,15 +63,6 @@ def place(calls: Sequence[Event], transport: str) -> None:
         call |= {"tid": _CALLS + track, "name": name, "args": call["args"] | {"transport": transport}}
 
 
-def collectives(events: Sequence[Event]) -> list[list[Event]]:
-    """Return the calls of all ranks for each numbered collective, in order of time."""
-    found = defaultdict(list)
-    for event in events:
-        if event.get("args", {}).get("sequence"):
-            found[event["args"]["call"], event["args"]["sequence"]].append(event)
-    return [sorted(same, key=lambda call: call["ts"]) for same in found.values()]
-
-
 def write(file: Path, names: Mapping[int, str], events: Sequence[Event]) -> None:
     """Write a trace, with arrows between the ranks' parts of each collective."""
     zero = min(event["ts"] for event in events)
@@ -113,8 +85,17 @@ def span(rank: int, track: int, name: str, begin: int, end: int) -> Event:
     return {"ph": "X", "pid": rank, "tid": track, "name": name, "ts": begin, "dur": end - begin}
 
 
+def _collectives(events: Sequence[Event]) -> list[list[Event]]:
+    """Return the calls of all ranks for each numbered collective, in order of time."""
+    found = defaultdict(list)
+    for event in events:
+        if event.get("args", {}).get("sequence"):
+            found[event["args"]["call"], event["args"]["sequence"]].append(event)
+    return [sorted(same, key=lambda call: call["ts"]) for same in found.values()]
+
+
 def _arrows(events: Sequence[Event]) -> Iterator[Event]:
-    for number, same in enumerate(collectives(events)):
+    for number, same in enumerate(_collectives(events)):
         for call, phase in zip(same, ["s", *"t" * (len(same) - 2), "f"], strict=False):
             where = {key: call[key] for key in ("pid", "tid", "ts")}
             yield {"ph": phase, "id": number, "cat": "call", "name": "call", "bp": "e", **where}
@@ -124,63 +105,3 @@ def _bytes(arguments: Mapping[str, Any]) -> int | None:
     """Return the bytes of the tensors of a call; None: unknown."""
     tensors = zip(arguments.get("Input type", ()), arguments.get("Input Dims", ()), strict=False)
     return sum(_ITEM_BYTES[kind] * math.prod(shape) for kind, shape in tensors if kind in _ITEM_BYTES) or None
-
-
-def report(events: Sequence[Event], names: Mapping[int, str]) -> list[str]:
-    shares, waited = divide(events)
-    total = sum(event["dur"] for event in events if _part(event) == _ALL)
-    slow, most = waited.most_common(1)[0] if waited else (min(names), 0.0)
-    lines = [", ".join(f"{part} {share:.0f} %" for part, share in shares.most_common())]
-    lines.append(f"waiting for {names[slow]} {most:.0f} %, for others {waited.total() - most:.0f} %")
-    operators = _outermost(events).most_common(_OPERATORS)
-    lines += [f"{name} {100 * seconds / total:.0f} %" for name, seconds in operators]
-    advice = next(advice for part, least, advice in _ADVICE if shares[part] >= least)
-    return [*lines, f"try first: {advice.format(slow=names[slow])}"]
-
-
-def divide(events: Iterable[Event]) -> tuple[Counter[str], Counter[int]]:
-    """Return the percentage of time for each activity, and for each rank the percentage that others waited for it.
-
-    A rank waits while it does nothing but communicate, until the last rank has made the same call.
-    """
-    found = defaultdict(list)
-    for event in events:
-        found[_part(event)].append(event)
-    begin = min(event["ts"] for event in found[_ALL])
-    length = max(event["ts"] + event["dur"] for event in found[_ALL]) - begin
-    rows = {event["pid"]: bytearray(_MOMENTS) for event in found[_ALL]}
-
-    def moments(event: Event, end: float = math.inf) -> slice:
-        times = event["ts"], min(event["ts"] + event["dur"], end)
-        return slice(*(min(max(time - begin, 0) * _MOMENTS // length, _MOMENTS) for time in times))
-
-    for part in _PARTS:
-        for event in found[part]:
-            where = moments(event)
-            rows[event["pid"]][where] = _BYTES[part] * (where.stop - where.start)
-    waited = Counter[int]()
-    for *early, last in collectives(found["communicating"]):
-        for call in early:
-            row, where = rows[call["pid"]], moments(call, last["ts"])
-            waited[last["pid"]] += row.count(_BYTES["communicating"], where.start, where.stop)
-            row[where] = row[where].replace(_BYTES["communicating"], _BYTES["waiting"])
-    total = sum(_MOMENTS - row.count(0) for row in rows.values())
-    shares = {part: 100 * sum(row.count(byte) for row in rows.values()) / total for part, byte in _BYTES.items()}
-    return Counter(shares), Counter({rank: 100 * count / total for rank, count in waited.items()})
-
-
-def _outermost(events: Iterable[Event]) -> Counter[str]:
-    """Return the time in the outermost operators."""
-    times, ends = Counter[str](), Counter[tuple[int, int]]()
-    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-        name, thread = event["name"], (event["pid"], event["tid"])
-        if _part(event) == "computing" and event["ts"] >= ends[thread]:
-            ends[thread] = event["ts"] + event["dur"]
-            times[name] += event["dur"]
-    return times
-
-
-def _part(event: Event) -> str:
-    name = event["name"]
-    other = "communicating" if "args" in event else "computing" if "::" in name else ""
-    return next((part for start, part in _STARTS.items() if name.startswith(start)), other)
