@@ -24,10 +24,10 @@ from usage import asked
 from cpudist.backends.process_group import CPU_ONLY
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import Timings, ratio
+from cpudist.pinning.plan import THREADS, PlanOptions, make_plan
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology.identity import free_port
 from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan
 
 RANKS, ROUNDS, STEPS = 2, 3, 8
 SAMPLES = {"gpt2": 8, "qa": 4, "mlm": 4}  # per rank

@@ -12,8 +12,8 @@ from cpudist.console import aligned, say, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.observability import forecast, summary
+from cpudist.pinning import measured_ranks
 from cpudist.script.target import resolve
-from cpudist.topology import measured_ranks
 
 HELP = "how a training would do on more hosts"
 DESCRIPTION = """\

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast, get_args
 
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
-from cpudist.topology.pinning_plan import Part
+from cpudist.pinning.plan import Part
 
 NO_TARGET = "no TARGET; give a script, or -m and a module, after `--`, as for cpudist-train"
 

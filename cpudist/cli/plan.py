@@ -15,11 +15,11 @@ from cpudist.cli.parser import Parser, add_ranks_per_node
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
-from cpudist.topology import measured_ranks
+from cpudist.pinning import measured_ranks
+from cpudist.pinning.picture import draw
+from cpudist.pinning.plan import THREADS, PlanOptions, make_plan, threads_set
 from cpudist.topology.exports import machine_from
 from cpudist.topology.machine import this_machine
-from cpudist.topology.picture import draw
-from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan, threads_set
 
 HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\

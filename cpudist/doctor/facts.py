@@ -23,11 +23,11 @@ from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
 from cpudist.findings import Finding
+from cpudist.pinning import measured_ranks
+from cpudist.pinning.plan import Part, PlanOptions, make_plan
 from cpudist.store.serve import listen
-from cpudist.topology import measured_ranks
 from cpudist.topology.identity import addresses, networks, node_identity
 from cpudist.topology.machine import cpu_quota, this_machine
-from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
 from cpudist.waiting import poll
 

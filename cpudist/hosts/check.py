@@ -20,9 +20,9 @@ from cpudist.findings import Finding, Level
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
 from cpudist.hosts.remote import THIS_HOST, ask_all, ask_each, is_here, names, place, program_on, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.pinning.plan import Part
 from cpudist.processes.procfs import python_main
 from cpudist.topology.identity import INTERFACE_VARIABLES, addresses
-from cpudist.topology.pinning_plan import Part
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
 _SKEW_SECONDS = 60.0

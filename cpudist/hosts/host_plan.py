@@ -9,7 +9,7 @@ from cpudist.hosts.check import Checked, check_hosts, wait_for
 from cpudist.hosts.hostfile import spread
 from cpudist.hosts.remote import THIS_HOST
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
-from cpudist.topology.pinning_plan import Part
+from cpudist.pinning.plan import Part
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import os
 from cpudist.launchers import Launcher
 from cpudist.patching.undo import Changes
 from cpudist.pinning import Pinning, decide
+from cpudist.pinning.plan import BINDING, THREADS, threads_set
 from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import BINDING, THREADS, threads_set
 
 _BY_SCRIPT = "torch.set_num_threads"
 

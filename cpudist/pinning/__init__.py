@@ -1,4 +1,4 @@
-"""Bind this rank to its part of the node's plan, before or after torch starts threads.
+"""Plan the cores on which each rank of a node computes, and bind this rank to its part of the plan.
 
 It must not import torch, MPI or jobs.
 """
@@ -10,10 +10,10 @@ from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.patching.undo import Changes
+from cpudist.pinning.plan import THREADS, PlanOptions, threads_set
 from cpudist.pinning.preload import preload_allocator
 from cpudist.pinning.rank_cpus import Pinning, Starter, own_share, starter_of
 from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import THREADS, PlanOptions, threads_set
 
 __all__ = ["Pinning", "decide", "pin", "preload_allocator"]
 

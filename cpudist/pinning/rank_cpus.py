@@ -6,12 +6,12 @@ from typing import Self
 
 from cpudist.console import say
 from cpudist.patching.undo import Changes
+from cpudist.pinning.plan import Plan, PlanOptions, RankPlan, make_plan
 from cpudist.pinning.threads import bind
 from cpudist.processes import procfs
 from cpudist.topology.kernel_files import format_list
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
-from cpudist.topology.pinning_plan import Plan, PlanOptions, RankPlan, make_plan
 
 
 @dataclass(frozen=True)

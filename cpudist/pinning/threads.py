@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cpudist.patching.undo import Changes
-from cpudist.topology.pinning_plan import RankPlan
+from cpudist.pinning.plan import RankPlan
 
 
 class Thread(NamedTuple):

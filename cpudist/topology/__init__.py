@@ -1,4 +1,4 @@
-"""This process's machine, and the cores on which each rank computes.
+"""This process's machine, its limits and its addresses.
 
 Sockets, NUMA nodes and CPUs have the operating system's numbers. Nothing is changed here. It must not import torch, MPI
 or launchers.

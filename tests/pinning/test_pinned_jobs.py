@@ -14,9 +14,9 @@ import pytest
 from control_group import ControlGroup
 from layouts import format_mask
 
+from cpudist.pinning.plan import Plan, PlanOptions, make_plan
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
 pytestmark = pytest.mark.job
 
@@ -213,7 +213,7 @@ from cpudist import launchers
 from cpudist.job import start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.pinning import Pinning
-from cpudist.topology.pinning_plan import RankPlan
+from cpudist.pinning.plan import RankPlan
 
 def thread():
     started = threading.Thread(target=done.wait, daemon=True)

@@ -9,12 +9,12 @@ import pytest
 
 from cpudist import launchers
 from cpudist.pinning import decide, threads_of_user
+from cpudist.pinning.plan import PlanOptions
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.pinning.rank_cpus import Starter, own_share
 from cpudist.topology import Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
-from cpudist.topology.pinning_plan import PlanOptions
 
 CPUS = sorted(os.sched_getaffinity(0))
 NODE = frozenset(range(128))  # 64 cores with two hardware threads, on two NUMA nodes

@@ -14,10 +14,10 @@ from layouts import LAYOUTS, machine_of, unpack
 from cpudist.bench import rank_counts
 from cpudist.cli.main import main
 from cpudist.compiler import build_folder
-from cpudist.topology import measured_ranks
+from cpudist.pinning import measured_ranks
+from cpudist.pinning.picture import draw
+from cpudist.pinning.plan import PlanOptions, make_plan
 from cpudist.topology.limits import Limits
-from cpudist.topology.picture import draw
-from cpudist.topology.pinning_plan import PlanOptions, make_plan
 
 COMMAND = [sys.executable, "-m", "cpudist"]
 

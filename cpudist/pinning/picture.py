@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from cpudist.console import number_of, size
+from cpudist.pinning.plan import Plan, RankPlan
 from cpudist.topology import Core, NumaNode, Topology
 from cpudist.topology.kernel_files import format_list
 from cpudist.topology.machine import Machine
-from cpudist.topology.pinning_plan import Plan, RankPlan
 
 _IDLE, _FORBIDDEN = ".", "x"
 _HEAD = 24  # width of the CPUs before the cells of an L3 group

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from layouts import LAYOUTS, machine_of
 
 from cpudist.errors import UserError
+from cpudist.pinning.plan import Part, Plan, PlanOptions, make_plan
 from cpudist.topology import Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
-from cpudist.topology.pinning_plan import Part, Plan, PlanOptions, make_plan
 
 
 def machine(sockets: int = 1, nodes: int = 1, caches: int = 1, cores: int = 1, limits: Limits | None = None) -> Machine:
