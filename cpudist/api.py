@@ -18,12 +18,11 @@ from cpudist.errors import UserError
 from cpudist.job import Job, script_groups
 from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
-from cpudist.job.rank_pinning import decide_in_place
 from cpudist.launchers import Launcher
 from cpudist.observability.training_figures import checked
 from cpudist.optimization.padding import TrimmedBatches
 from cpudist.patching.patch import apply
-from cpudist.pinning import Pinning
+from cpudist.pinning import Pinning, decide_in_place
 from cpudist.world import World
 
 
@@ -94,7 +93,7 @@ def init(
         running.take(replace(wanted, backend_options=applicable))
         return running.world
     launcher = launchers.detect()
-    pinning = decide_in_place(launcher) if pin else None
+    pinning = decide_in_place(launcher, torch.get_num_threads()) if pin else None
     applicable = backends.applicable(backend, options, launcher.is_main_process)
     started = enter(launcher, replace(wanted, backend_options=applicable), pinning)
     started.record.name_run(sys.argv[0])  # into CPUDIST_RUNS, if set: a library writes nothing unasked

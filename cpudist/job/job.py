@@ -22,7 +22,6 @@ from cpudist.errors import UserError
 from cpudist.job import communication
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
-from cpudist.job.rank_pinning import apply_pinning
 from cpudist.launchers import Launcher, one_world
 from cpudist.observability.children import ComputingChildren
 from cpudist.observability.observers import Observers
@@ -33,6 +32,7 @@ from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.pinning import Pinning
+from cpudist.pinning.plan import THREADS
 from cpudist.rendezvous import all_gather, awaited
 from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED
@@ -247,7 +247,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _changes = changes = Changes()
-    pinning = pinning and apply_pinning(pinning, changes)
+    pinning = pinning and _pinned(pinning, changes)
     for name in INTERFACE_VARIABLES if options.interface else ():
         changes.default_variable(name, options.interface or "")
     # If Triton is installed, importing torch's compiler starts one process per core in every rank, and extensions of
@@ -300,6 +300,16 @@ def _forget() -> None:
     changes, _changes, _context, _job = _changes, None, None, None
     if changes is not None:
         changes.undo()
+
+
+def _pinned(pinning: Pinning, changes: Changes) -> Pinning:
+    """Set torch's number of threads and bind this rank, until `changes` are undone; return the new state."""
+    before, threads = torch.get_num_threads(), pinning.plan.omp_threads
+    changes.variable(THREADS, str(threads))  # for child processes of the rank
+    if before != threads:
+        torch.set_num_threads(threads)
+        changes.then(lambda: torch.set_num_threads(before))
+    return pinning.bind(changes)
 
 
 def _start(backend: Backend, world: World, store: Store, timeout: float) -> None:

@@ -10,12 +10,12 @@ from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.patching.undo import Changes
-from cpudist.pinning.plan import THREADS, PlanOptions, threads_set
+from cpudist.pinning.plan import BINDING, THREADS, PlanOptions, threads_set
 from cpudist.pinning.preload import preload_allocator
 from cpudist.pinning.rank_cpus import Pinning, Starter, own_share, starter_of
 from cpudist.topology.machine import this_machine
 
-__all__ = ["Pinning", "decide", "pin", "preload_allocator"]
+__all__ = ["Pinning", "decide", "decide_in_place", "pin", "preload_allocator"]
 
 
 def pin(launcher: Launcher) -> Pinning | None:
@@ -30,6 +30,15 @@ def pin(launcher: Launcher) -> Pinning | None:
         return None
     os.environ[THREADS] = str(pinning.plan.omp_threads)
     return pinning.bind(Changes())  # never undone: the process ends with the job
+
+
+def decide_in_place(launcher: Launcher, threads: int) -> Pinning | None:
+    """Return the pinning for a script that calls `cpudist.init` itself; None if it must not be pinned.
+
+    The script's own number of torch's `threads` is kept. A variable that makes OpenMP bind its threads prevents
+    pinning: the import of torch has then narrowed this process's mask, so the usable CPUs are unknown.
+    """
+    return None if any(name in os.environ for name in BINDING) else decide(launcher, _chosen(threads))
 
 
 def decide(launcher: Launcher, chosen_threads: tuple[int, str] | None = None) -> Pinning | None:
@@ -70,6 +79,17 @@ def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: S
     found = threads_set(variables)
     by_torchrun = launcher.name == "torchrun" and THREADS not in (starter.variables or {})
     return None if found == (1, THREADS) and by_torchrun else found
+
+
+def _chosen(threads: int) -> tuple[int, str] | None:
+    """Return torch's number of threads and its source; None if it is torch's default or a variable has set it."""
+    machine = this_machine()
+    number, variable = threads_set(os.environ) or (None, "")
+    if threads == number or (number is None and threads in (len(machine.usable.cpus), len(machine.usable.cores))):
+        return None
+    # If torch is built with MKL, MKL lowers the variable's value to the machine's number of cores.
+    lowered = number is not None and threads == len(machine.topology.cores) < number
+    return threads, variable if lowered else "torch.set_num_threads"
 
 
 def _warn(launcher: Launcher, line: str) -> None:
