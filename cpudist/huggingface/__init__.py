@@ -190,7 +190,7 @@ def _apply_all(module: ModuleType, context: Context) -> None:
     patches = [patch for patch in PATCHES if patch.module == module.__name__]
     package: Any = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
-    if known and all(patch.fits() for patch in patches):
+    if known and all(patch.find() for patch in patches):
         apply(patches, context, context.job.changes)
     else:
         _leave(module, patches[0].target.partition(":")[2].partition(".")[0], package, context)

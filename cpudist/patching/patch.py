@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,22 +35,24 @@ class Patch:
     def module(self) -> str:
         return self.target.partition(":")[0]
 
-    def find(self) -> tuple[Any, str, Any]:
-        """Return the owner of the target, its name there, and the target; None if it does not exist."""
+    def find(self) -> tuple[Any, str, Any] | None:
+        """Return the target after its owner and its name there.
+
+        None if it is missing, or has other parameters or attributes than this patch was written for.
+        """
         *classes, name = self.target.partition(":")[2].split(".")
         owner: Any = importlib.import_module(self.module)
         for part in classes:
             owner = getattr(owner, part, None)
-        return owner, name, getattr(owner, name, None)
+        target = getattr(owner, name, None)
+        return (owner, name, target) if target is not None and self._fits(target) else None
 
-    def fits(self) -> bool:
-        """Return whether the target has the parameters and attributes that this patch was written for."""
-        original = self.find()[2]
-        if original is None or not all(hasattr(original, name) for name in self.attributes.split(", ") if name):
+    def _fits(self, target: Any) -> bool:
+        if not all(hasattr(target, name) for name in self.attributes.split(", ") if name):
             return False
         if self.parameters is None:
             return True
-        found = ", ".join(inspect.signature(original).parameters)
+        found = ", ".join(inspect.signature(target).parameters)
         return found == self.parameters or (self.parameters[-3:] == "..." and found.startswith(self.parameters[:-3]))
 
 
@@ -62,23 +64,29 @@ def apply(patches: Iterable[Patch], context: Any, changes: Changes) -> None:
     Raises:
         UserError: a patch does not fit the installed version.
     """
-    functions = {}  # id of a module's function -> the function, which keeps the id, and its replacement
+    functions = {}  # id of a module's function, which `changes` keeps -> its replacement
     for patch in patches:
-        owner, name, original = patch.find()
-        if not patch.fits():
+        found = patch.find()
+        if found is None:
             package: Any = sys.modules[patch.module.partition(".")[0]]
             version = f"{package.__name__} {package.__version__}"
             raise UserError(f"cpudist does not know {version}, whose {patch.target} has changed; install an older one")
+        owner, name, original = found
         if patch.function is None or (replacement := patch.function(original, context)) is original:
             continue
+        changes.attribute(owner, name, replacement)
         if inspect.ismodule(owner) and inspect.isroutine(original):
-            functions[id(original)] = original, replacement
-        else:
-            changes.attribute(owner, name, replacement)
-    for module in [module for module in sys.modules.values() if functions and inspect.ismodule(module)]:
-        for name, value in list(vars(module).items()):
+            functions[id(original)] = replacement
+    if functions:
+        _replace_imported(functions, changes)
+
+
+def _replace_imported(functions: Mapping[int, Any], changes: Changes) -> None:
+    """Replace functions, by their ids, in the modules that have imported them by name."""
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()) if inspect.ismodule(module) else ():
             if id(value) in functions:
-                changes.attribute(module, name, functions[id(value)][1])
+                changes.attribute(module, name, functions[id(value)])
 
 
 def adjusted(
