@@ -33,7 +33,7 @@ from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.pinning import Pinning
 from cpudist.pinning.plan import THREADS
-from cpudist.rendezvous import all_gather, awaited
+from cpudist.rendezvous import StoreGroup, awaited
 from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED
 from cpudist.supervision.stall import Stall
@@ -220,8 +220,8 @@ class Job:
 
     def restart_backend(self, store: Store) -> None:
         """Start the backend again after `destroy_process_group`, with a `store` whose keys are unused."""
-        what = f"starting {self.backend.name} again"
-        all_gather(store, self.world.rank, self.world.size, "again", "", self.timeout, what)
+        group = StoreGroup(store, self.world.rank, self.world.size, self.timeout)
+        group.all_gather("again", "", f"starting {self.backend.name} again")
         _start(self.backend, self.world, store, self.timeout)
 
 

@@ -20,7 +20,7 @@ from cpudist.observability.pace import PaceMeter
 from cpudist.observability.rank_answers import ask_ranks
 from cpudist.observability.stack_server import StackServer
 from cpudist.patching.undo import Changes
-from cpudist.rendezvous import all_gather, connect, gather
+from cpudist.rendezvous import StoreGroup, connect, gather
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
@@ -104,9 +104,9 @@ class RankContext:
         self._serve_stacks()
 
     def all_gather(self, key: str, value: str) -> list[str]:
-        """Publish this rank's value under a new key and return the values of all ranks; see `gather.all_gather`."""
-        me = self._placement
-        return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self.timeout)
+        """Publish this rank's value under a new key and return the values of all ranks; see `StoreGroup`."""
+        group = StoreGroup(self.rendezvous.store, self._placement.rank, self._placement.size, self.timeout)
+        return group.all_gather(f"init/{key}", value)
 
     def statuses(self, seconds: float = math.inf) -> dict[int, RankStatus]:
         """Return each rank's newest status, if it is not older than `seconds`; any thread may call this."""

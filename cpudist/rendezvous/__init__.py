@@ -4,6 +4,6 @@ Its caller says how the ranks find each other; it does not depend on the launche
 """
 
 from cpudist.rendezvous.connecting import Rendezvous, connect
-from cpudist.rendezvous.gather import all_gather, awaited
+from cpudist.rendezvous.gather import StoreGroup, awaited
 
-__all__ = ["Rendezvous", "all_gather", "awaited", "connect"]
+__all__ = ["Rendezvous", "StoreGroup", "awaited", "connect"]

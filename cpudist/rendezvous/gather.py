@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -25,66 +26,75 @@ whereabouts: Callable[[], Mapping[int, str]] = dict
 silent: Callable[[], Sequence[int]] = list
 
 
-def all_gather(
-    store: Store,
-    rank: int,
-    size: int,
-    key: str,
-    value: str,
-    timeout: float,
-    what: str = "starting the job",
-    meanwhile: Callable[[], object] | None = None,
-    members: Sequence[int] = (),
-) -> list[str]:
-    """Publish this rank's value under `key` and return the values of all ranks, in rank order.
+@dataclass(frozen=True)
+class StoreGroup:
+    """Ranks that exchange texts through a store, and this process's rank among them."""
 
-    Rank 0 collects the values and publishes them as one. So the number of requests is linear in the number of ranks,
-    not quadratic.
+    store: Store
+    rank: int
+    size: int
+    timeout: float  # limit of an exchange in seconds
+    members: Sequence[int] = ()  # its ranks as ranks of the job, for messages; empty: all ranks of the job
 
-    Args:
-        key: a key that has not been used in this store.
-        what: the purpose; error messages begin with it.
-        meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
-        members: the ranks of a group as ranks of the job, for messages; empty: all ranks of the job.
+    def all_gather(
+        self, key: str, value: str, what: str = "starting the job", meanwhile: Callable[[], object] | None = None
+    ) -> list[str]:
+        """Publish this rank's value under `key` and return the values of all ranks, in rank order.
 
-    Raises:
-        StartupTimeout: some ranks have not published a value in time (the message names them), or the store is lost.
-    """
-    own, everyone = f"{key}/{rank}", f"{key}/all"
+        Rank 0 collects the values and publishes them as one. So the number of requests is linear in the number of
+        ranks, not quadratic.
 
-    def late() -> str:
-        """Describe the missing ranks; only the first rank that calls this does so."""
-        missing = _missing(store, key, size) if store.add(f"{key}/late", 1) == 1 else []
-        return f"{what}: waiting for {_names(missing, members)} of {size}" if missing else ""
+        Args:
+            key: a key that has not been used in this store.
+            what: the purpose; error messages begin with it.
+            meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
 
-    try:
-        store.set(own, f"={value}")  # torch's stores drop empty values
-        if rank == 0:
-            keys = [f"{key}/{other}" for other in range(size)]
-            with announced(late, timeout):
-                complete = _await(store, keys, timeout, meanwhile)
-            missing = [] if complete else _missing(store, key, size)
-            values = [] if missing else [text.decode()[1:] for text in store.multi_get(keys)]
-            # Compress the texts, because they are similar and each rank gets all of them.
-            packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
-            store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
-        else:
-            with announced(late, timeout):
-                found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
-            if found:
-                missing, values = json.loads(zlib.decompress(store.get(everyone)))
-            else:  # rank 0 may have started later than this rank, so it is still waiting
-                missing, values = _missing(store, key, size) or [0], []
-    except RuntimeError as error:  # such as torch's DistError
-        raise StartupTimeout(
-            f"{what}: lost the store of rank 0: {first_line(error)}; look at rank 0's output"
-        ) from None
-    if missing:
-        raise StartupTimeout(
-            f"{what}: after {timeout:g} s still waiting for {_names(missing, members)} of {size}; "
-            f"look at their output, or give more time with {option('timeout')}"
-        )
-    return list(values)
+        Raises:
+            StartupTimeout: some ranks have not published a value in time (the message names them), or the store is
+                lost.
+        """
+
+        def late() -> str:
+            """Describe the missing ranks; only the first rank that calls this does so."""
+            missing = self._missing(key) if self.store.add(f"{key}/late", 1) == 1 else []
+            return f"{what}: waiting for {_names(missing, self.members)} of {self.size}" if missing else ""
+
+        exchange = self._collect if self.rank == 0 else self._receive
+        try:
+            self.store.set(f"{key}/{self.rank}", f"={value}")  # torch's stores drop empty values
+            with announced(late, self.timeout):
+                missing, values = exchange(key, meanwhile)
+        except RuntimeError as error:  # such as torch's DistError
+            raise StartupTimeout(
+                f"{what}: lost the store of rank 0: {first_line(error)}; look at rank 0's output"
+            ) from None
+        if missing:
+            raise StartupTimeout(
+                f"{what}: after {self.timeout:g} s still waiting for {_names(missing, self.members)} of {self.size}; "
+                f"look at their output, or give more time with {option('timeout')}"
+            )
+        return values
+
+    def _collect(self, key: str, meanwhile: Callable[[], object] | None) -> tuple[list[int], list[str]]:
+        """Return the missing ranks, or all values, and publish them for the other ranks."""
+        keys = [f"{key}/{rank}" for rank in range(self.size)]
+        missing = [] if _await(self.store, keys, self.timeout, meanwhile) else self._missing(key)
+        values = [] if missing else [text.decode()[1:] for text in self.store.multi_get(keys)]
+        # Compress the texts, because they are similar and each rank gets all of them.
+        packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
+        self.store.set(f"{key}/all", packed)  # type: ignore[arg-type]  # torch's stores take bytes too
+        return missing, values
+
+    def _receive(self, key: str, meanwhile: Callable[[], object] | None) -> tuple[list[int], list[str]]:
+        """Return what rank 0 publishes."""
+        everyone = f"{key}/all"
+        if _await(self.store, [everyone], self.timeout + _VERDICT_SECONDS, meanwhile):
+            missing, values = json.loads(zlib.decompress(self.store.get(everyone)))
+            return missing, values
+        return self._missing(key) or [0], []  # rank 0 may have started later than this rank, so it is still waiting
+
+    def _missing(self, key: str) -> list[int]:
+        return [rank for rank in range(self.size) if not self.store.check([f"{key}/{rank}"])]
 
 
 def awaited(members: Sequence[int] = ()) -> str:
@@ -98,10 +108,6 @@ def _names(missing: Sequence[int], members: Sequence[int]) -> str:
     ranks, places = [members[rank] if members else rank for rank in missing[:_MOST_NAMES]], whereabouts()
     names = ", ".join(f"{rank} ({places[rank]})" if rank in places else str(rank) for rank in ranks)
     return f"rank{'s' * (len(missing) > 1)} {names}" + (", …" if len(missing) > _MOST_NAMES else "")
-
-
-def _missing(store: Store, key: str, size: int) -> list[int]:
-    return [rank for rank in range(size) if not store.check([f"{key}/{rank}"])]
 
 
 def _await(store: Store, keys: list[str], timeout: float, meanwhile: Callable[[], object] | None) -> bool:

@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 
 from cpudist import waiting
 from cpudist.errors import StartupTimeout
-from cpudist.rendezvous import all_gather, gather
+from cpudist.rendezvous import StoreGroup, gather
 from cpudist.store.torch_store import JobStore
 
 
@@ -19,8 +19,8 @@ def test_every_rank_gets_every_value_in_rank_order_again_and_again(agent: TCPSto
     stores = [JobStore(server.address(), 20) if own else agent.clone() for _ in range(4)]
 
     def gather_twice(rank: int) -> list[list[str]]:
-        mine = stores[rank]
-        return [all_gather(mine, rank, 4, key, f"{key}{rank}" if rank else "", 10, what="testing") for key in "ab"]
+        mine = StoreGroup(stores[rank], rank, 4, 10)
+        return [mine.all_gather(key, f"{key}{rank}" if rank else "", "testing") for key in "ab"]
 
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(gather_twice, range(4))] == [[["", "a1", "a2", "a3"], ["", "b1", "b2", "b3"]]] * 4
@@ -42,10 +42,10 @@ def test_a_long_wait_is_said_once_with_the_missing_rank(
     monkeypatch.setattr(gather, "whereabouts", lambda: {0: "h0", 1: "h1, last in train.py:9"})
     store = JobStore(server.address(), 20)
     with pytest.raises(StartupTimeout, match=re.escape(f"waiting for {name}")):
-        all_gather(store, 0, 2, "k", "0", 0.5, "testing", members=members)
+        StoreGroup(store, 0, 2, 0.5, members).all_gather("k", "0", "testing")
     assert capsys.readouterr().err == f"cpudist: testing: waiting for {name}, for at most 0.5 s\n"
     with pytest.raises(StartupTimeout):
-        all_gather(store, 0, 2, "k", "0", 0.5, "testing")
+        StoreGroup(store, 0, 2, 0.5).all_gather("k", "0", "testing")
     assert capsys.readouterr().err == "", "another rank has said it"
     store.close()
 
@@ -80,17 +80,17 @@ def test_missing_ranks_are_named_within_the_timeout(
     begin = clock.now
     for one in range(rank, 2):
         with pytest.raises(StartupTimeout, match=f"starting: .* still waiting for {named}"):
-            all_gather(agent, one, size, "k", "value", 1.5, "starting")
+            StoreGroup(agent, one, size, 1.5).all_gather("k", "value", "starting")
     assert 0 <= clock.now - begin - 1.5 - gather._VERDICT_SECONDS * rank <= 0.2
 
 
 def test_progress_is_made_while_waiting(agent: TCPStore, clock: Clock) -> None:
     """Another rank may need it to arrive."""
-    assert all_gather(agent, 0, 2, "k", "0", 10, meanwhile=lambda: agent.set("k/1", "=1")) == ["0", "1"]
+    assert StoreGroup(agent, 0, 2, 10).all_gather("k", "0", meanwhile=lambda: agent.set("k/1", "=1")) == ["0", "1"]
 
 
 def test_a_lost_store_is_an_error_that_names_the_purpose(server: Serving) -> None:
     store = JobStore(server.address(), 5)
     store.close()
     with pytest.raises(StartupTimeout, match=r"testing: lost the store of rank 0: .*the job is over"):
-        all_gather(store, 0, 2, "k", "value", 5, what="testing")
+        StoreGroup(store, 0, 2, 5).all_gather("k", "value", "testing")

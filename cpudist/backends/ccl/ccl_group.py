@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore
 from cpudist.backends.ccl import extension
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.rendezvous import all_gather, awaited
+from cpudist.rendezvous import StoreGroup, awaited
 from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.waiting import bounded
@@ -57,20 +57,10 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         "transport": extension.requested_transport(),
         "sums": module.sums or os.environ.get("CCL_ALLREDUCE"),
     }
-    members = [
-        json.loads(text)
-        for text in all_gather(
-            PrefixStore("members", store),
-            rank,
-            size,
-            "member",
-            json.dumps(own),
-            timeout,
-            what=f"creating the ccl group {options.group_id!r}",
-            meanwhile=module.progress,  # a peer may first have to complete a call with this rank
-            members=options.global_ranks_in_group,
-        )
-    ]
+    group = StoreGroup(PrefixStore("members", store), rank, size, timeout, options.global_ranks_in_group)
+    what = f"creating the ccl group {options.group_id!r}"
+    # A peer may first have to complete a call with this rank, which needs progress meanwhile.
+    members = list(map(json.loads, group.all_gather("member", json.dumps(own), what, meanwhile=module.progress)))
     if len({member["wire"] for member in members}) > 1:
         raise UserError("ranks ask for different formats of compressed gradients; give the same on all of them")
     shared_memory, mpi = chosen_transports({member["transport"] for member in members})

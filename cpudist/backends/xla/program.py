@@ -20,7 +20,7 @@ from cpudist.errors import UserError
 from cpudist.launchers.pytorch import Env
 from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
-from cpudist.rendezvous import all_gather
+from cpudist.rendezvous import StoreGroup
 from cpudist.world import World
 
 
@@ -125,7 +125,7 @@ def _agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBa
     found = backends.first_usable(
         backends.AUTO,
         {},
-        lambda key, own: all_gather(store, world.rank, world.size, key, own, timeout),
+        StoreGroup(store, world.rank, world.size, timeout).all_gather,
         is_main_process=world.rank == 0 and world.size > 1,
     )
     return cast(ProcessGroupBackend, found)
