@@ -98,13 +98,14 @@ def timed(call: Callable[[], object]) -> Candidate:
     return measure
 
 
-def together(candidate: Candidate, group: dist.ProcessGroup) -> Candidate:
+def together(candidate: Candidate, group: dist.ProcessGroup | None = None, fewest: int = _FEWEST_CALLS) -> Candidate:
     """Start each turn on all ranks at once, and return each call's mean time over the ranks.
 
     One rank's time is too short if it may leave a collective early (the root of a broadcast). The slowest rank's time
     adds up the jitter of all ranks. The times are exchanged in `group`, outside of the timed part.
 
-    A turn takes about a second: of slow calls, such as gloo's among many ranks, up to four fifths are left out.
+    A turn takes about a second: of slow calls, such as gloo's among many ranks, up to four fifths are left out, but
+    `fewest` are made.
     """
 
     def measure(calls: int) -> list[float]:
@@ -112,10 +113,10 @@ def together(candidate: Candidate, group: dist.ProcessGroup) -> Candidate:
         slowest = torch.tensor(candidate(1), dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
         wanted = int(_TURN_SECONDS / max(float(slowest), 1e-9))
-        calls = min(calls, max(wanted, calls // 5, _FEWEST_CALLS))
+        calls = min(calls, max(wanted, calls // 5, fewest))
         seconds = torch.tensor(candidate(calls), dtype=torch.float64)
         dist.all_reduce(seconds, group=group)
-        return [float(sum_of_ranks) / group.size() for sum_of_ranks in seconds]
+        return [float(sum_of_ranks) / dist.get_world_size(group) for sum_of_ranks in seconds]
 
     return measure
 

@@ -5,9 +5,8 @@ import json
 import re
 from pathlib import Path
 
-from cpudist.bench import rank_counts
+from cpudist.bench import cluster_figures, rank_counts
 from cpudist.cli.parser import Parser, count
-from cpudist.cluster import cluster_figures
 from cpudist.console import aligned, say, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher

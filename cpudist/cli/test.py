@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cpudist import typed_json
+from cpudist.bench.cluster_figures import ClusterFigures, keep
+from cpudist.bench.judgement import bits, judge, least_share, slow_and_late
 from cpudist.cli.bench import check_output
 from cpudist.cli.doctor import show
 from cpudist.cli.parser import Parser
-from cpudist.cluster.cluster_figures import ClusterFigures, keep
-from cpudist.cluster.judgement import bits, judge, least_share, slow_and_late
 from cpudist.console import aligned, colored, size
 from cpudist.errors import FAILED, UserError
 from cpudist.launchers import Launcher
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
 
 def _as_rank(launcher: Launcher, interface: str | None, file: Path | None) -> ClusterFigures:
     from cpudist import api, job
-    from cpudist.cluster.measure import measure
+    from cpudist.bench.cluster import measure
     from cpudist.job.job_options import JobOptions
 
     running = job.current() or api.enter(launcher, JobOptions(timeout=_TIMEOUT, interface=interface, from_flags=True))

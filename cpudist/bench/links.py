@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from cpudist.cluster.cluster_figures import LinkFigures
+from cpudist.bench.cluster_figures import LinkFigures
 
 _SMALL_BYTES, _ROUND_TRIPS = 8, 20
 _FIRST_BYTES, _MOST_BYTES = 1 << 18, 1 << 26

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 from cpudist import api
+from cpudist.bench.cluster_figures import ClusterFigures, HostFigures, LinkFigures
+from cpudist.bench.judgement import is_starved, slow_and_late, slow_hosts
+from cpudist.bench.links import measure_links, pairs_in_rounds
+from cpudist.bench.timing import timed, together
 from cpudist.checkpoints import folders
-from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
-from cpudist.cluster.judgement import is_starved, slow_and_late, slow_hosts
-from cpudist.cluster.links import measure_links, pairs_in_rounds
 from cpudist.console import number_of, say
 from cpudist.job import Job
 from cpudist.topology.machine import allowed_cpus, clock_of, cpu_quota
@@ -29,7 +30,7 @@ _MATRIX = 1024  # rows and columns
 _COPIED_BYTES = 1 << 27  # more than caches hold
 _RATE_SECONDS = 1.0
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
-_CALLS, _SECONDS = 10, 2.0  # limits of one measurement, because a slow network takes long
+_CALLS, _FEWEST_CALLS = 10, 2  # a slow network takes long
 _AGAIN = 4  # Slow hosts and links are measured again so often, because other programs' noise passes.
 _STEPS, _SAMPLES = 5, 24
 
@@ -126,16 +127,9 @@ def _from_each_host(job: Job, value: Any) -> list[Any]:
 
 
 def _allreduce(size: int) -> float:
-    """Return the median over calls of the slowest rank's seconds in an allreduce of `size` bytes."""
-    tensor, seconds = torch.zeros(size // 4), list[float]()
-    while len(seconds) < _CALLS and sum(seconds) < _SECONDS:
-        dist.barrier()
-        begin = time.perf_counter()
-        dist.all_reduce(tensor)
-        taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        seconds.append(float(taken))
-    return statistics.median(seconds)
+    """Return the median seconds of an allreduce of `size` bytes."""
+    call = timed(partial(dist.all_reduce, torch.zeros(size // 4)))
+    return statistics.median(together(call, fewest=_FEWEST_CALLS)(_CALLS))
 
 
 def _train(rank: int, size: int) -> float:

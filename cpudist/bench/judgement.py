@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
+from cpudist.bench.cluster_figures import ClusterFigures, HostFigures, LinkFigures
 from cpudist.console import number_of, size
 from cpudist.findings import Finding
 
