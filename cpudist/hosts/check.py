@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from cpudist import typed_json
@@ -18,6 +18,7 @@ from cpudist.console import number_of, say, size
 from cpudist.errors import UserError
 from cpudist.findings import Finding, Level
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
+from cpudist.hosts.facts import Facts
 from cpudist.hosts.remote import THIS_HOST, ask_all, ask_each, is_here, names, place, program_on, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.pinning.plan import Part
@@ -28,34 +29,9 @@ _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow 
 _SKEW_SECONDS = 60.0
 _UP_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
-_PROGRAM = "cpudist.doctor.facts"
 _DECISIVE = ("python", "cpudist", "torch")  # every job needs the same versions of these
 _PARTS = {*get_args(Part), "default"}
 _RANK_BYTES = 400 << 20  # a rank uses this much after it has imported torch and created its process group
-
-
-@dataclass(frozen=True)
-class Facts:
-    """A host's report about itself."""
-
-    identity: str  # the same text for all names of one machine
-    # Versions of Python and of packages, that of cpudist with a checksum of its code; None: not installed.
-    versions: dict[str, str | None]
-    cores: int  # the number of cores that ranks may use
-    skew: float  # offset of its clock from ours in seconds; 0 if the delay of the answer can explain it
-    memory: int  # free memory in bytes
-    folder: bool  # whether our working folder exists there
-    # The number of ranks for each --ppn ("socket", "numa", "l3"), and the "default" without --ppn.
-    ranks: dict[str, int]
-    # A checksum of the job's script; None if the job has no script, or the host cannot read it.
-    script: str | None = None
-    shared: bool = True  # whether the host shares our working folder; True if this was not checked
-    # Where it listens while it is checked.
-    address: str = ""
-    port: int = 0
-    networks: dict[str, str] = field(default_factory=dict)  # an address of each of its network interfaces
-    # Faults that it has found itself, such as a full /dev/shm; each message is what the host has.
-    findings: list[Finding] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -89,7 +65,7 @@ def check_hosts(
     starter = [socket.gethostname()] if by_name else addresses(interface)[: 1 if interface else None]
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set on this host only
     with folders.probe(os.getcwd()) if shared else nullcontext("") as probe:
-        words = [*python_main(_PROGRAM, path=path), os.getcwd(), script, probe, interface or ""]
+        words = [*python_main(Facts.__module__, path=path), os.getcwd(), script, probe, interface or ""]
         named = interface or any(map(os.environ.get, INTERFACE_VARIABLES))
         (reference, *answers), failed, trials = asyncio.run(_ask_all([here, *hosts], words, starter, not named))
     if isinstance(reference, Finding):
@@ -193,11 +169,10 @@ async def _ask_all(
 
 def _facts(fields: Any, before: float, after: float) -> Facts:
     """Return a host's facts, or raise ValueError; `before` and `after` are our clock's times around its answer."""
-    theirs, others = typed_json.taken(fields, "seconds", float)
-    facts = typed_json.read(Facts, {**others, "skew": min(theirs - before, 0.0) or max(theirs - after, 0.0)})
-    if not facts.ranks.keys() >= _PARTS or min(facts.ranks.values()) < 1:
+    found = typed_json.read(Facts, fields)
+    if not found.ranks.keys() >= _PARTS or min(found.ranks.values()) < 1:
         raise ValueError("the numbers of ranks are incomplete")
-    return facts
+    return replace(found, skew=min(found.seconds - before, 0.0) or max(found.seconds - after, 0.0))
 
 
 def _errors(fields: Any, count: int) -> list[str]:

@@ -54,7 +54,7 @@ def unconnected(failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host]) 
             message = f"cannot connect to {who} at {sends.get(here) or next(iter(sends.values()))}"
         else:
             message = f"does not let {who} connect to its free ports"
-        remedy = _MTU_REMEDY if "MTU" in message else _REMEDY  # the reason of doctor/facts.py names it
+        remedy = _MTU_REMEDY if "MTU" in message else _REMEDY  # the reason of facts.py names it
         yield host, Finding("error", place(host), message, remedy)
         left = {pair: why for pair, why in left.items() if host not in pair}
 

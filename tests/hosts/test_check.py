@@ -1,7 +1,7 @@
 """Checking hosts: this one for real, under a wrong name, and what would be wrong with others."""
 
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from clocks import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpudist.doctor.facts import _connect, facts
 from cpudist.errors import UserError
 from cpudist.findings import Finding
 from cpudist.hosts import check as module
-from cpudist.hosts.check import Facts, check_hosts
+from cpudist.hosts.check import check_hosts
 from cpudist.hosts.connections import Trial, judge_networks, partners, unconnected
+from cpudist.hosts.facts import Facts, _connect, facts
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import free_port
 
@@ -35,13 +35,13 @@ def test_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "probe").touch()
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 40000 10.0.0.2 22")
     reported = facts(str(tmp_path), "", str(tmp_path / "probe"))
-    assert (reported["shared"], reported["address"]) == (True, "10.0.0.2")
-    monkeypatch.setattr("cpudist.doctor.facts.free_shared_memory", lambda: 1 << 20)
+    assert (reported.shared, reported.address) == (True, "10.0.0.2")
+    monkeypatch.setattr("cpudist.hosts.facts.free_shared_memory", lambda: 1 << 20)
     reported = facts(str(tmp_path), "", str(tmp_path / "elsewhere"), interface="nosuch0")
-    assert not reported["shared"]
-    assert any(one["level"] == "error" and "/dev/shm" in one["message"] for one in reported["findings"])
-    (network,) = [one for one in reported["findings"] if one["about"] == "network"]
-    assert network["message"].startswith("no network interface nosuch0 ")
+    assert not reported.shared
+    assert any(one.level == "error" and "/dev/shm" in one.message for one in reported.findings)
+    (network,) = [one for one in reported.findings if one.about == "network"]
+    assert network.message.startswith("no network interface nosuch0 ")
 
 
 def test_a_host_that_cannot_connect_says_to_which_address_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +171,6 @@ def test_a_host_whose_ranks_have_more_or_fewer_cores(
 
 
 def test_a_clock_is_off_only_beyond_the_time_of_the_answer() -> None:
-    fields = {name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__ if name != "skew"}
     for seconds, skew in ((90.0, -10.0), (100.0, 0.0), (104.0, 0.0), (110.0, 5.0)):
-        assert module._facts({**fields, "seconds": seconds}, 100.0, 105.0) == replace(FACTS, skew=skew)
+        found = replace(FACTS, seconds=seconds)
+        assert module._facts(asdict(found), 100.0, 105.0) == replace(found, skew=skew)

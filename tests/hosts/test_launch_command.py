@@ -16,7 +16,8 @@ from cpudist.errors import UserError
 from cpudist.findings import Finding
 from cpudist.hosts import host_plan, restarts
 from cpudist.hosts import run as module
-from cpudist.hosts.check import Checked, Facts
+from cpudist.hosts.check import Checked
+from cpudist.hosts.facts import Facts
 from cpudist.hosts.host_plan import HostPlan, LaunchOptions
 from cpudist.hosts.hostfile import parse
 from cpudist.hosts.restarts import Restarts

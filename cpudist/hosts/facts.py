@@ -1,4 +1,4 @@
-"""Print facts about this host; `cpudist.hosts.check` runs this on each host of a job and compares the facts."""
+"""Facts about a host. `check.py` runs this module on each host of a job, and compares what the hosts print."""
 
 import fcntl
 import hashlib
@@ -12,9 +12,9 @@ import termios
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import psutil
 
@@ -35,6 +35,32 @@ _CONNECT_SECONDS = 5.0  # the kernel repeats a lost packet after one second and 
 _TRIAL_BYTES = 32 << 10  # more than one packet of any MTU, and less than a receive buffer
 
 
+@dataclass(frozen=True)
+class Facts:
+    """A host's report about itself."""
+
+    identity: str  # the same text for all names of one machine
+    # Versions of Python and of packages, that of cpudist with a checksum of its code; None: not installed.
+    versions: dict[str, str | None]
+    cores: int  # the number of cores that ranks may use
+    seconds: float  # its clock, since the epoch
+    memory: int  # free memory in bytes
+    folder: bool  # whether the starting host's working folder exists there
+    # The number of ranks for each --ppn ("socket", "numa", "l3"), and the "default" without --ppn.
+    ranks: dict[str, int]
+    # A checksum of the job's script; None if the job has no script, or the host cannot read it.
+    script: str | None = None
+    shared: bool = True  # whether the host shares that folder; True if this was not checked
+    # Where it listens while it is checked; no address: it has none.
+    address: str = ""
+    port: int = 0
+    networks: dict[str, str] = field(default_factory=dict)  # an address of each of its network interfaces
+    # Faults that it has found itself, such as a full /dev/shm; each message is what the host has.
+    findings: list[Finding] = field(default_factory=list)
+    # Offset of its clock from the asking host's in seconds; 0 if the delay of the answer can explain it.
+    skew: float = 0.0
+
+
 def main() -> None:
     """Print the facts as a line of JSON, and one for each line of input: why connections of this host failed.
 
@@ -42,7 +68,7 @@ def main() -> None:
     """
     interface = sys.argv[4]
     with listen([], 0)[0] as own:
-        print(json.dumps(facts(*sys.argv[1:]) | {"port": own.getsockname()[1]}), flush=True)
+        print(json.dumps(asdict(replace(facts(*sys.argv[1:]), port=own.getsockname()[1]))), flush=True)
         for line in sys.stdin:
             hosts = json.loads(line)
             with ThreadPoolExecutor(max(len(hosts), 1)) as pool:
@@ -50,8 +76,8 @@ def main() -> None:
                 print(json.dumps(list(errors)), flush=True)
 
 
-def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -> dict[str, Any]:
-    """Return the fields of `cpudist.hosts.check.Facts`, except for its port.
+def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -> Facts:
+    """Return the facts of this host, without a port.
 
     Args:
         script: the script's path, which may be relative to the folder; empty where the job has none.
@@ -67,24 +93,24 @@ def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -
         address = ""
         message, _, remedy = str(error).partition(" has ")[2].partition("; ")
         findings.append(Finding("error", "network", message, remedy))
-    return {
-        "identity": node_identity(),
-        "versions": {
+    return Facts(
+        node_identity(),
+        versions={
             "python": platform.python_version(),
             "cpudist": f"{__version__} ({_code()})",
             **{name: installed(name) for name in ("torch", "transformers", "accelerate")},
         },
-        "cores": min(len(this_machine().usable.cores), max(int(cpu_quota() or sys.maxsize), 1)),
-        "seconds": time.time(),
-        "memory": psutil.virtual_memory().available,
-        "folder": os.path.isdir(folder),
-        "ranks": _ranks(),
-        "script": _checksum(os.path.join(folder, script)) if script else None,
-        "shared": not probe or os.path.exists(probe),
-        "address": address,
-        "networks": networks(),
-        "findings": [asdict(finding) for finding in findings],
-    }
+        cores=min(len(this_machine().usable.cores), max(int(cpu_quota() or sys.maxsize), 1)),
+        seconds=time.time(),
+        memory=psutil.virtual_memory().available,
+        folder=os.path.isdir(folder),
+        ranks=_ranks(),
+        script=_checksum(os.path.join(folder, script)) if script else None,
+        shared=not probe or os.path.exists(probe),
+        address=address,
+        networks=networks(),
+        findings=findings,
+    )
 
 
 def _faults() -> Iterator[Finding]:
