@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from jobs import completed, mpirun
+from jobs import completed, mpirun, train
 from PIL import Image
 from trainer_examples import EXAMPLES, minilm, trained
 
@@ -96,6 +96,21 @@ def test_question_answering_learns_and_scores_the_same_on_two_ranks(tmp_path: Pa
     for name in ("loss", "eval_exact_match", "eval_f1"):  # at the start
         assert two[name][0] == pytest.approx(one[name][0], rel=1e-4), name
     assert two["loss"][-1] < two["loss"][0] - 0.5
+
+
+@pytest.mark.job
+def test_adapters_are_trained_alone(tmp_path: Path) -> None:
+    completed([sys.executable, str(EXAMPLES / "stdlib_data.py"), str(tmp_path)], timeout=120)
+    output, record = tmp_path / "out", tmp_path / "record.json"
+    words = [str(EXAMPLES / "lora.py"), str(tmp_path), minilm(), "--output_dir", str(output), "--ddp_backend", "ccl"]
+    words += ["--use_ipex", "--bf16", "--learning_rate", "2e-3", "--max_steps", "12", "--logging_steps", "1"]
+    result = completed(mpirun(2, *train("--record", str(record), *words, "--report_to", "none")), timeout=400)
+    assert "75268 of 22790024 parameters were trained; accuracy " in result.stdout, result.output
+    said = json.loads(record.read_text())
+    assert (said["backend"], said["world_size"], said["steps"]) == ("ccl", 2, 12)
+    assert said["loss"]["last"] < said["loss"]["first"]
+    assert "bfloat16 autocast" in said["optimizations"]
+    assert (output / "adapter_model.safetensors").stat().st_size < 4.2 * 75268
 
 
 def test_answers_of_several_windows_and_their_scores() -> None:

@@ -1,7 +1,7 @@
 """Jobs of 2 hosts x 2 ranks, and the ways to break them.
 
 A job is started by an MPI's own mpirun or by `cpudist launch`, and has hosts (`bed`) of its own. test_faults.py breaks
-some of them, tests/soak/all_faults.py all.
+some of them, scripts/faults.py all.
 """
 
 import os
