@@ -177,17 +177,6 @@ def test_rank_0_says_what_has_started_and_how_it_has_ended(
     assert not ended, "the report of a failure is the last line"
 
 
-def test_the_end_names_the_reported_rank_that_has_delayed_the_job_most(record: RunRecord) -> None:
-    record.stragglers = {1: "train.py:91", 2: "", 3: "data.py:5"}
-    delays = {0: 0.9, 1: 0.04, 2: 0.3, 3: 0.2}
-    record.waiting = [{"rank": rank, "host": f"h{rank}", "delays": delay} for rank, delay in delays.items()]
-    assert record._slowest() == "; rank 2 on h2 made the others wait 30 % of the time"
-    record.stragglers = {3: "data.py:5"}
-    assert record._slowest().endswith("20 % of the time, mostly in data.py:5")
-    record.stragglers = {1: "train.py:91"}
-    assert record._slowest() == ""
-
-
 def test_an_own_loop_logs_what_trainer_logs(job: Observed, record: RunRecord) -> None:
     job.world, job.balance.ranks = replace(job.world, size=2), 2
     assert record.log(0.5, {"samples": 16, "tokens": 0}) == {"loss": 0.5}, "the speed is not known"

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from cpudist.cli.main import main
 from cpudist.job import require
 from cpudist.observability import rank_answers
 from cpudist.observability.rank_answers import RankStacks, ask_ranks
-from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer, read_pipe
+from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer
 from cpudist.waiting import poll
 
 Serve = Callable[..., StackServer]
@@ -160,20 +159,6 @@ def test_an_answer_has_status_figures_and_stacks(serve: Serve, capsys: pytest.Ca
     assert re.match(re.escape(heading) + stacks, one.text), one.text
     assert shown.startswith(f"cpudist: {heading}")
     assert "\n  other:\n" in shown
-
-
-def test_a_pipe_is_read_until_it_pauses() -> None:
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    with ThreadPoolExecutor(1) as pool:
-        assert read_pipe(reader, wait=0) == b""
-        reading = pool.submit(read_pipe, reader, wait=20)
-        written = b"".join(b"%d " % number for number in range(50_000))
-        os.write(writer, written[:60_000])
-        with os.fdopen(writer, "wb") as file:
-            file.write(written[60_000:])
-        assert reading.result() == written
-    os.close(reader)
 
 
 def test_after_stop_nobody_answers_and_files_are_closed(serve: Serve) -> None:

@@ -63,9 +63,13 @@ def test_a_job_whose_rank_1_is_late(backend: str, transport: str, tmp_path: Path
     assert "USDT" not in ended.stderr, "torch's profiler is quiet"
     assert re.search(r"^cpudist: \S+ has steps 3 to 4, .* the clocks agree within \d+ µs\n", ended.stderr, re.MULTILINE)
 
-    tracks = _by_track(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"])
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    tracks = _by_track(events)
     steps, calls = ([tracks[rank, track] for rank in (0, 1)] for track in (STEPS, trace_events._CALLS))
     numbers = [call["args"]["sequence"] for call in calls[0]]
+    assert {"steps", "operators", "communication"} < {event["args"]["name"] for event in events if event["ph"] == "M"}
+    arrows = [(event["ph"], event["id"]) for event in events if event["ph"] in "stf"]
+    assert arrows == [(phase, number) for number in range(len(numbers)) for phase in "sf"]
     for rank in (0, 1):
         assert [step["name"] for step in steps[rank]] == ["step 3", "step 4"]
         assert [(call["name"], call["args"]["transport"]) for call in calls[rank]] == [
@@ -185,51 +189,3 @@ def test_only_the_calls_of_one_group_are_numbered() -> None:
         trace_events.number(copies, before, after)
         numbers.append([call["args"]["sequence"] for call in copies])
     assert numbers == [[8, None, 9], *3 * [[None, None, None]]]
-
-
-def test_what_the_profiler_has_written() -> None:
-    def event(name: str, kinds: list[str], dims: list[Any], category: str = "user_annotation") -> dict[str, Any]:
-        arguments = {"Input type": kinds, "Input Dims": dims}
-        return {"ph": "X", "cat": category, "name": name, "tid": 9, "ts": 0.5, "dur": 2.0, "args": arguments}
-
-    recorded = {
-        "baseTimeNanoseconds": 1_000_000,
-        "traceEvents": [
-            event("tcp:all_reduce", ["float", "c10::BFloat16"], [[3, 4], [5]]),
-            event("tcp:barrier", [], []),
-            event("tcp:gather", ["TensorList", ""], [[[2]], []]),
-            event("aten::mm", ["float"], [[2, 2]], "cpu_op"),
-            {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "tid": "x", "ts": 0, "dur": 9},
-            {"ph": "M", "name": "process_name", "args": {}},
-        ],
-    }
-    spans, calls = trace_events.read(recorded, 2, "tcp", lambda time: time + 7)
-    assert spans == [span(2, trace_events._THREADS, "aten::mm", 1_000_507, 1_002_507)]
-    assert [call["args"] for call in calls] == [
-        {"call": "all_reduce", "bytes": 58},
-        {"call": "barrier", "bytes": None},
-        {"call": "gather", "bytes": None},
-    ]
-
-
-def test_the_file_names_the_tracks_and_joins_the_calls_of_a_collective(tmp_path: Path) -> None:
-    calls = [_call(rank, 2000 + 500 * rank, 5000, sequence=4) for rank in (2, 0, 1)]
-    calls += [_call(0, 6000, 7000, name="send"), {**_call(0, 6500, 7500), "args": {"call": "recv", "bytes": 0}}]
-    for rank in range(3):
-        trace_events.place([call for call in calls if call["pid"] == rank], "tcp")
-    events = [span(0, STEPS, "step 3", 1000, 8000), span(0, trace_events._THREADS, "aten::mm", 1000, 1500), *calls]
-    trace_events.write(tmp_path / "trace.json", {0: "rank 0 (h0)", 1: "rank 1 (h0)"}, events)
-    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert [(one["pid"], one["tid"], one["args"]["name"]) for one in found if one["ph"] == "M"] == [
-        (0, 10_000, "rank 0 (h0)"),
-        (1, 10_000, "rank 1 (h0)"),
-        (0, 10_000, "steps"),
-        (0, 10_001, "operators"),
-        *((rank, track, "communication") for rank, track in ((0, 10_100), (0, 10_101), (1, 10_100), (2, 10_100))),
-    ]
-    reduces = [("4: all_reduce of 8 B", microseconds) for microseconds in (2, 3, 2.5)]
-    spans = [("step 3", 7), ("aten::mm", 0.5), *reduces, ("send of 8 B", 1), ("recv", 1)]
-    assert [(one["name"], one["dur"]) for one in found if one["ph"] == "X"] == spans
-    same = {"id": 0, "cat": "call", "name": "call", "bp": "e", "dur": 0, "tid": 10_100}
-    arrows = [{"ph": phase, "pid": rank, "ts": 1 + rank / 2, **same} for rank, phase in enumerate("stf")]
-    assert [one for one in found if one["ph"] not in "MX"] == arrows
