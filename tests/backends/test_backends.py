@@ -16,9 +16,9 @@ from jobs import completed, mpirun, run, train
 
 import cpudist
 from cpudist import backends, job
-from cpudist.backends import Backend, Devices, auto_compression, gloo
+from cpudist.backends import Backend, Devices, gloo
 from cpudist.backends.ccl.ccl_backend import CclBackend
-from cpudist.backends.compression import check_backend, check_scheme
+from cpudist.backends.compression import check_scheme
 from cpudist.backends.gloo import GlooBackend
 from cpudist.backends.process_group import GroupRanks
 from cpudist.errors import UserError
@@ -212,31 +212,6 @@ def test_schemes() -> None:
     for text in ("", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"):
         with pytest.raises(UserError, match=r"^--compress zip is not known; give auto"):
             check_scheme(text, "--compress zip")
-
-
-@pytest.mark.parametrize(
-    ("backend", "scheme", "remedy"),
-    [("gloo", "bf16", "use powersgd"), ("gloo", "int8", "use powersgd"), ("xla", "powersgd:2", "leave it out")],
-)
-def test_a_backend_that_has_no_such_scheme(backend: str, scheme: str, remedy: str) -> None:
-    with pytest.raises(UserError, match=f"{backend} cannot compress gradients as --compress zip says; {remedy}"):
-        check_backend(backends.get(backend)(), scheme, "--compress zip")
-
-
-def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"^compress='often' is not known"):
-        cpudist.wrap(torch.nn.Linear(2, 2), compress="often")
-    model = cpudist.wrap(torch.nn.Linear(2, 2), compress="powersgd:2")
-    assert "compression by powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
-    model(torch.ones(1, 2))
-    gradients = job.require().record.as_dict("running")["gradients"]
-    assert gradients == {"compress": "none: all ranks are on one host", "bytes": None, "compressed_bytes": None}
-
-
-def test_what_auto_takes() -> None:
-    choices = [auto_compression._choice(2 * share, 2.0) for share in (0.09, 0.19, 0.4)]
-    assert [scheme for scheme, _ in choices] == ["none", "bf16", "bf16"]
-    assert ["int8 or powersgd spare more" in reason for _, reason in choices] == [False, False, True]
 
 
 @pytest.mark.versions

@@ -5,17 +5,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 import tomllib
-from importlib.metadata import distribution
 from pathlib import Path
 
 import jobs
 import pytest
 from packaging.requirements import Requirement
-
-from cpudist.version import __version__
 
 pytestmark = pytest.mark.job
 
@@ -111,36 +106,3 @@ def test_sshd_needs_no_privileges(tmp_path: Path) -> None:
         ["CapBnd:", "0000000000000000"],
         ["NoNewPrivs:", "1"],
     ]
-
-
-@pytest.mark.long
-def test_the_installed_image_compiles_and_trains(tmp_path: Path) -> None:
-    """It runs in a fresh environment that shares this environment's installed packages."""
-    pytest.importorskip("setuptools", minversion="77")
-    image, place = copied(tmp_path / "image"), tmp_path / "opt" / "cpudist"
-    run(sys.executable, "-m", "venv", "--without-pip", place)
-    (packages,) = place.glob("lib/python*/site-packages")
-    # After the environment's own packages on the path, so that its cpudist comes first.
-    (packages / "registry.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
-    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "--quiet", "--no-index"]
-    # The compiled module looks for libraries in its own environment.
-    tcmlib = distribution("tcmlib")
-    shutil.copytree(str(tcmlib.locate_file(f"tcmlib-{tcmlib.version}.dist-info")), packages / "tcmlib.dist-info")
-    for file in (Path(sys.prefix) / "lib").iterdir():
-        if file.name == "libhwloc.so.15":
-            shutil.copy(file, place / "lib")
-        elif not file.name.startswith("python"):
-            (place / "lib" / file.name).symlink_to(file)
-    path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    variables = {"PATH": path, "CPUDIST_CACHE": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
-    source = image / "opt/source"
-    python = place / "bin" / "python"
-    run(python, source / "compile_modules.py", source, python, PYTHONPATH=str(source / "cp311"), **variables)
-    run(*pip, "--no-deps", "--no-build-isolation", "--ignore-installed", source / "cp311")
-    assert run(place / "bin" / "cpudist", "--version", **variables) == f"cpudist {__version__}\n"
-    assert "/prebuilt/" in run(place / "bin" / "cpudist", "doctor", **variables)
-    train = [place / "bin" / "cpudist-train", "--backend", "ccl", "--record", tmp_path / "record.json"]
-    train += [image / "opt/examples/images.py", "--output_dir", tmp_path / "out", "--max_steps", "2"]
-    run(jobs.BIN / "torchrun", "--standalone", "--nproc-per-node=2", "--no-python", *train, **variables)
-    assert json.loads((tmp_path / "record.json").read_text())["world_size"] == 2
-    assert not (tmp_path / "cache").exists()

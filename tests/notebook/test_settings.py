@@ -27,6 +27,7 @@ from cpudist.notebook.result import Failure, RankFailed, Result, ResultChannel
 from cpudist.notebook.settings import Settings, checked
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
+from cpudist.topology.identity import free_port
 
 # What `notebook_launcher` hands on where a call gives neither function nor arguments.
 _PARAMETERS = list(inspect.signature(notebook_launcher).parameters.values())[2:-1]
@@ -103,6 +104,25 @@ def test_a_cell_waits_in_time_while_only_the_last_launch_is_there(clock: Clock) 
     assert 200 < last.add("arrived/1", 0) <= 60 / 0.2 + 10
     last.close()
     store.close()
+
+
+@pytest.mark.job
+def test_cells_that_differ_or_have_one_number_are_named() -> None:
+    place = {**GIVEN, "num_nodes": 2, "master_addr": "127.0.0.1", "use_port": free_port()}
+
+    def cell(node: int, **given: Any) -> Nodes:
+        return Nodes(checked(print, (), {**place, "node_rank": node, **given}))
+
+    first = cell(0)
+    with pytest.raises(UserError, match="num_nodes=3 in this node's cell, but 2 in node 0's"):
+        cell(1, num_nodes=3)
+    assert first.failure(0).said == "has num_nodes=3 in its cell, and node 0 2"
+    first.close()
+    first, second = cell(0), cell(1)
+    with pytest.raises(UserError, match="a cell with node_rank=1 has joined the job at"):
+        cell(1)
+    second.close()
+    first.close()
 
 
 HOST = socket.gethostname()

@@ -1,7 +1,6 @@
 """How ranks find their store, with MPI and without; that of real launchers: tests/job/test_job.py."""
 
 import json
-import math
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,6 @@ from typing import Any
 import psutil
 import pytest
 from clocks import Clock
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from serving import TOKEN, Serving
 from torch.distributed import TCPStore
 
@@ -22,9 +19,8 @@ from cpudist.errors import StartupTimeout, UserError
 from cpudist.launchers import AtAddress, InStore, OverMpi, Placement
 from cpudist.processes import rank_or_child
 from cpudist.rendezvous import connect, connecting, mpi
-from cpudist.store import Address, Connection, keepalive_timeout
+from cpudist.store import Address, Connection
 from cpudist.store import client as client_module
-from cpudist.store.process import StoreProcess
 from cpudist.topology.identity import addresses, free_port
 
 FIRST, SECOND = (Placement(rank, 2, node_rank=0, node_count=1) for rank in range(2))
@@ -183,22 +179,3 @@ def test_an_address_of_another_version_is_an_error_in_time(agent: TCPStore, cloc
     agent.set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
     with pytest.raises(UserError, match="rank 1 cannot reach the others"):
         connect(AtAddress("127.0.0.1", agent.port, served=True), Placement(1, 2), "0", timeout=30)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.floats(max_value=5.0), st.sampled_from(["127.0.0.1", "..", "\udcff", "a" * 70]))
-def test_whatever_the_timeout_it_says_that_rank_0_cannot_be_reached(clock: Clock, timeout: float, host: str) -> None:
-    with pytest.raises(StartupTimeout, match="rank 0 cannot be reached"):
-        Connection(Address((host,), free_port(), b"", 5), timeout)
-
-
-@pytest.mark.job
-def test_whatever_the_timeout_a_store_that_answers_is_reached(clock: Clock) -> None:
-    store = StoreProcess(["127.0.0.1"], 0, b"", 5)
-    for timeout in (-1e9, -0.5, 0.0, 1e-9, math.nan, 1e9, 1e300, math.inf):
-        one = Connection(Address(("127.0.0.1",), store.port, b"", keepalive_timeout(timeout)), timeout)
-        one.set({"there": b"1"})
-        assert one.wait_all(["there"], timeout)
-        assert timeout > 1 or not one.wait_any(["missing"], timeout)
-        one.close()
-    store.close()

@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from clocks import Clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import KEEPALIVE_SECONDS, TOKEN, Serving
@@ -20,7 +19,6 @@ from torch.distributed import HashStore, PrefixStore, Store
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.store import keepalive_timeout, process, protocol, serve
 from cpudist.store import server as server_module
-from cpudist.store import values as values_module
 from cpudist.store.client import Address, Connection, StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
@@ -272,32 +270,3 @@ def test_everybody_is_told_once_as_soon_as_the_keys_are_there(events: list) -> N
         values.set(b"a", b""), values.set(b"b", b""), values.set(b"c", b"")
         assert len(told) <= 1
     assert not values._waiting, "nobody is kept for ever"
-
-
-def test_waits_end_at_their_deadlines_unless_they_are_cancelled() -> None:
-    values, told, over = Values(LOOP), [], LOOP.create_future()
-    waits = {
-        name: Wait([name.encode()], any, lambda there, name=name: told.append((name, there)))
-        for name in ("set", "soon", "never")
-    }
-    for seconds, wait in enumerate(waits.values()):
-        values.wait(wait, 0.01 * seconds + 0.05)
-    values.wait(Wait([b"end"], any, over.set_result), 0.1)
-    values.forget(waits["never"])
-    values.set(b"set", b"")
-    assert not LOOP.run_until_complete(over)
-    assert told == [("set", True), ("soon", False)]
-    assert not values._waiting
-
-
-def test_the_age_of_a_value_counts_from_its_last_change(clock: Clock) -> None:
-    clock.drives(values_module)
-    values = Values(LOOP)
-    values.set(b"key", b"")
-    clock.now += 3
-    assert (values.age(b"key"), values.age(b"missing")) == (3, None)
-    values.append(b"key", b"x")
-    assert values.age(b"key") == 0
-    values.delete(b"key")
-    assert values.age(b"key") is None
-    assert (values.delete(b"key"), values._since) == (False, {})

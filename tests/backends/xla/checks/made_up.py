@@ -1,9 +1,7 @@
 """What is there for TPUs and GPUs, as far as CPUs can try it: devices are made up, the runtime's interface is not."""
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -84,22 +82,6 @@ def marked() -> None:
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
     refused(partial(spmd.mark_sharding, model.weight, spmd.get_global_mesh(), (None, None)))
     cpudist.shutdown()
-
-
-def goes_wrong(way: str) -> None:
-    """One rank dies (killed) or hangs (never comes to the reduction)."""
-    # The timeout also bounds the start: on a busy machine one rank imports torch_xla many seconds longer than others.
-    world = cpudist.init("xla", timeout=20 if way == "hangs" else 100)
-    model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for number in range(100_000):
-        if number == 3 and world.rank == 1:
-            if way == "dies":
-                os.kill(os.getpid(), signal.SIGKILL)
-            threading.Event().wait()
-        model(torch.ones(2, 4).to(world.device)).sum().backward()
-        cpudist.step(optimizer)
-    print("finished")
 
 
 if __name__ == "__main__":
