@@ -43,17 +43,6 @@ def test_a_script_has_its_own_name_and_variables(tmp_path: Path) -> None:
     assert procfs.executable(running.pid) is None
 
 
-def test_all_is_passed_on_and_the_end_is_told() -> None:
-    reader, writer = os.pipe()
-    pieces: list[bytes] = []
-    relay = Relay(open(reader, "rb"), pieces.append)  # noqa: SIM115 - the relay closes it
-    with open(writer, "wb") as sink:
-        sink.write(b"x" * 300_000)
-    relay.finish(20)
-    assert b"".join(pieces) == b"x" * 300_000
-    assert pieces[-1] == b""
-
-
 def test_a_slow_reader_gets_all_unless_a_signal_comes() -> None:
     reader, writer = os.pipe()
     may_go_on, stop, pieces = threading.Event(), [False, True], []

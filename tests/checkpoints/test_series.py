@@ -17,7 +17,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 import cpudist
 from cpudist.checkpoints import folders
-from cpudist.checkpoints.publishing import Ranks, publisher_of
+from cpudist.checkpoints.publishing import publisher_of
 from cpudist.errors import UserError
 from cpudist.job import require
 
@@ -236,51 +236,54 @@ def test_a_link_stays_and_leads_to_the_new_checkpoint(tmp_path: Path) -> None:
         assert cpudist.load(tmp_path / "elsewhere" / "first") == cpudist.load(best) == {"accuracy": accuracy}
 
 
+# A run's name and number of restarts, --resume, and the step that it saves; then the step from which it goes on, the
+# steps whose checkpoints are left, and what it says.
+RUNS: list[tuple[str, int, Any, int, int, list[int], str]] = [
+    ("one", 0, None, 5, 0, [5], ""),
+    ("one", 2, None, 7, 5, [5, 7], "restart 2: going on from {}/checkpoint-5\n"),
+    ("one", 3, None, 8, 7, [5, 7, 8], "restart 3: going on from {}/checkpoint-7\n"),
+    ("two", 0, None, 9, 8, [7, 8, 9], "checkpoint-8, which an earlier run has saved; --resume never begins anew\n"),
+    ("two", 1, None, 10, 9, [7, 8, 9, 10], "restart 1: going on from {}/checkpoint-9\n"),
+    ("three", 0, "never", 5, 0, [5], "beginning anew; the checkpoints of earlier runs are in"),
+    ("three", 1, "never", 6, 0, [5, 6], "restart 1: --resume never, starting from the beginning\n"),
+]
+
+
 def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The device's random numbers go on, too, where it has a generator of its own: here after the second restart."""
     training, random_states = Training(), []
-
-    def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out", resume: Any = None) -> int:
+    for name, restarts, resume, step, begins, left, says in RUNS:
         publisher_of.cache_clear()  # as in a new process
         monkeypatch.setenv("CPUDIST_RUN_ID", name)
         monkeypatch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
         cpudist.init("gloo", pin=False, resume=resume)
         devices = require().backend.devices
-        monkeypatch.setattr(devices, "random_state", lambda: "state" if restarts == 2 else None)
+        monkeypatch.setattr(devices, "random_state", lambda state=(name, restarts): state)
         monkeypatch.setattr(devices, "set_random_state", random_states.append)
         try:
-            assert Ranks().all_gather("value") == ["value"]
-            checkpoints = cpudist.Checkpoints(folder, keep=3)
+            checkpoints = cpudist.Checkpoints(tmp_path, keep=3)
             found = checkpoints.restore(**training.parts)
             checkpoints.save(step, **training.parts)
             assert require().record.checkpoint == f"checkpoint-{step}"
-            return found
         finally:
             cpudist.shutdown()
+        assert (found, _steps(tmp_path)) == (begins, left), (name, restarts)
+        assert says.format(tmp_path) in capsys.readouterr().err
+    assert _steps(tmp_path / "earlier-1") == [7, 8, 9, 10]
+    assert random_states == [("one", 0), ("one", 2), ("one", 3), ("two", 0)]
 
-    assert run("one", 5) == 0
-    assert "from the beginning" not in capsys.readouterr().err
-    assert run("one", 5, restarts=1, folder=tmp_path / "other") == 0
-    assert "restart 1: no checkpoint of this run" in capsys.readouterr().err
-    assert (run("one", 7, restarts=2), _steps(tmp_path / "out")) == (5, [5, 7])
-    assert f"restart 2: going on from {tmp_path}/out/checkpoint-5\n" in capsys.readouterr().err
-    assert random_states == []
-    assert (run("one", 8, restarts=3), random_states) == (7, ["state"])
-    capsys.readouterr()
-    assert (run("two", 9), _steps(tmp_path / "out")) == (8, [7, 8, 9])
-    assert "checkpoint-8, which an earlier run has saved; --resume never begins anew\n" in capsys.readouterr().err
-    assert (run("two", 10, restarts=1), _steps(tmp_path / "out")) == (9, [7, 8, 9, 10])
-    assert (run("three", 5, resume="never"), _steps(tmp_path / "out")) == (0, [5])
-    assert _steps(tmp_path / "out/earlier-1") == [7, 8, 9, 10]
-    assert "beginning anew; the checkpoints of earlier runs are in" in capsys.readouterr().err
-    assert (run("three", 6, restarts=1, resume="never"), _steps(tmp_path / "out")) == (0, [5, 6])
-    cpudist.Checkpoints(tmp_path / "unnamed").save(1, **training.parts)
-    assert run("two", 9, folder=tmp_path / "unnamed") == 1
+
+def test_a_checkpoint_of_an_earlier_run_is_not_replaced_without_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    cpudist.Checkpoints(tmp_path).save(6, **training.parts)
+    monkeypatch.setenv("CPUDIST_RUN_ID", "one")
     publisher_of.cache_clear()
-    monkeypatch.setenv("CPUDIST_RUN_ID", "four")
     cpudist.init("gloo", pin=False)
-    with pytest.raises(UserError, match="checkpoint-6 is of an earlier run; move it"):  # without restore
-        cpudist.Checkpoints(tmp_path / "out").save(6, **training.parts)
+    with pytest.raises(UserError, match="checkpoint-6 is of an earlier run; move it"):
+        cpudist.Checkpoints(tmp_path).save(6, **training.parts)
+    assert cpudist.Checkpoints(tmp_path).restore(**training.parts) == 6
     cpudist.shutdown()
 
 

@@ -15,18 +15,14 @@ from cpudist.cli.launch import job_of
 from cpudist.errors import UserError
 from cpudist.findings import Finding
 from cpudist.hosts import host_plan, restarts
-from cpudist.hosts import run as module
 from cpudist.hosts.check import Checked
 from cpudist.hosts.facts import Facts
 from cpudist.hosts.host_plan import HostPlan, LaunchOptions
 from cpudist.hosts.hostfile import parse
 from cpudist.hosts.restarts import Restarts
-from cpudist.hosts.supervise import JobExit
 from cpudist.launchers import detect
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi_launcher import Host, Mpirun
-
-MPIRUN = Mpirun(IntelMpi, Path("mpirun"))
+from cpudist.launchers.mpi_launcher import Host
 
 
 def test_inside_a_job() -> None:
@@ -123,41 +119,6 @@ def test_a_host_that_fails_twice_in_a_row_is_left_out() -> None:
         job.leave_out(suspect, hosts, least=2)
         left_out.append(list(job.left_out))
     assert left_out == [[], [], [], [h1], [h1], [h1]], "without h2 too few would be left"
-
-
-def test_a_run_with_restarts(clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    h0, h1 = hosts = parse("h0:2\nh1:2\n")
-    failed = JobExit(1, suspect=h1, output_lost=True)
-    outcomes, away = iter([failed, failed, UserError("h0 is slow"), JobExit(0)]), iter([[], [h0], [], []])
-    placed: list[list[Host]] = []
-    given: list[list[str | float]] = []
-
-    def supervise(mpi: object, command: list[str], own: dict[str, str], on: list[Host], grace: float) -> JobExit:
-        placed.append(on)
-        given.append([own[module.RUN_ID], own[module.RESTART_COUNT], own[module.OUTPUT], grace])
-        file = Path(command[command.index("-machinefile") + 1])
-        assert file.read_text().split() == [one.name for one in on for _ in range(2)]
-        assert command[-2:] == ["--checkpoint-on-signal", "train.py"]
-        assert (float(own[module.EARLIER_SECONDS]) > 0) == (own[module.RESTART_COUNT] != "0")
-        outcome = next(outcomes)
-        if isinstance(outcome, UserError):
-            raise outcome
-        return outcome
-
-    def check(hosts: list[Host], script: str, by_name: bool, interface: str | None) -> Checked:
-        return Checked({}, {host: [Finding("error", host.name, "does not answer", "see to it")] for host in next(away)})
-
-    monkeypatch.setattr(module, "supervise", supervise)
-    monkeypatch.setattr(HostPlan, "start", lambda _: hosts)
-    monkeypatch.setattr(host_plan, "check_hosts", check)
-    options = LaunchOptions(hosts, ["--checkpoint-on-signal", "train.py"], max_restarts=4, min_nodes=1, grace=7)
-    assert module.run_job(MPIRUN, options, {module.RUN_ID: "mine"}) == 1, "output was lost"
-    assert given == [["mine", f"{count}", "rank0", 7] for count in (0, 1, 3, 4)]
-    assert placed == [hosts, hosts, [h0], [h0]]
-    assert clock.slept == [0, 5, 10, 20]
-    said = capsys.readouterr().err
-    assert "h0 is slow" in said
-    assert said.endswith("starting again (4 of 4) with 2 ranks on h0\n")
 
 
 @pytest.mark.job

@@ -21,18 +21,6 @@ def record(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "waiting"),
-    [(GBIT, 10e6 / GBIT), (GBIT / 10, 80e6 / GBIT * 10 - 0.7)],
-    ids=["only the last group is not hidden", "no more than the backward pass is hidden"],
-)
-def test_a_step_waits_for_what_the_backward_pass_does_not_hide(bandwidth: float, waiting: float) -> None:
-    found = forecast(record(), 2, "none", bandwidth)
-    assert found.waiting == pytest.approx(waiting, rel=0.01)
-    assert found.samples_per_second == pytest.approx(20 * 1.2 / found.step)
-    assert found.memory == (2 << 30) + 80_000_000, "DDP's buckets"
-
-
-@pytest.mark.parametrize(
     ("fields", "hosts", "scheme", "found"),
     [
         ({}, 4, "bf16", [1.187175, 0.284675, 20.216059, 0.739150, 0]),

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import time
@@ -110,25 +109,6 @@ def test_a_parent_ends_its_children_at_once() -> None:
         program.terminate()
         assert program.wait(20) == -signal.SIGTERM
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-@pytest.mark.job
-@pytest.mark.usefixtures("recording")
-def test_children_hear_only_their_parent() -> None:
-    """A launcher's signal to the whole group must not end a worker; the end of a pool must."""
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
-    child.start()
-    status = Path(f"/proc/{child.pid}/status")
-    try:
-        for name in ("TERM", "INT", "USR1"):
-            subprocess.run(["kill", "-s", name, str(child.pid)], check=True)
-        assert poll(lambda: re.search(r"ShdPnd:\t0+\n", status.read_text()), 20), "the next signal would be lost"
-        assert child.is_alive()
-        child.terminate()
-        child.join(20)
-        assert child.exitcode == -signal.SIGTERM
-    finally:
-        child.kill()  # otherwise the interpreter would wait for it at exit
 
 
 _SCRIPT = """

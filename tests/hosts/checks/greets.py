@@ -18,6 +18,7 @@ import torch.distributed as dist
 folder, what, who = Path(sys.argv[1]), *(sys.argv[2:] or ("nothing", "-1"))
 rank = dist.get_rank()
 attempt = os.environ.get("CPUDIST_RESTART_COUNT", "0")
+assert (float(os.environ.get("CPUDIST_EARLIER_SECONDS", "0")) > 0) == (attempt != "0")
 total = torch.ones(1)
 dist.all_reduce(total)
 (folder / f"{attempt}-{rank}").write_text(socket.gethostname())
