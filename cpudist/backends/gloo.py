@@ -22,7 +22,7 @@ class GlooBackend(ProcessGroupBackend):
     name = "gloo"
 
     def __init__(self) -> None:
-        self._summary: dict[str, Any] = {}  # pg_status of the flight recorder at the last poll
+        self._summary: dict[str, Any] | None = None  # pg_status of the flight recorder at the last poll
         self._since = 0.0  # time of the first poll that has found this summary
         self._lasting: Calls | None = None  # the calls at this summary
 
@@ -52,7 +52,7 @@ class GlooBackend(ProcessGroupBackend):
         because the recorder uses the wall clock, which may be set.
         """
         summary = _recorded(calls=False).get("pg_status")
-        if not summary:
+        if summary is None:
             return None
         if summary != self._summary:
             self._summary, self._lasting, self._since = summary, None, time.monotonic()
@@ -71,10 +71,10 @@ def _recorded(*, calls: bool) -> dict[str, Any]:
 
 
 def _calls() -> Calls:
-    known = groups()
+    known, recorded = groups(), _recorded(calls=True)
     under_way: list[Call] = []
     finished: dict[str, Call] = {}
-    for entry in _recorded(calls=True).get("entries", ()):
+    for entry in recorded.get("entries", ()):
         name = entry["process_group"][0]
         if name not in known or entry["is_p2p"]:
             continue
@@ -82,7 +82,9 @@ def _calls() -> Calls:
             finished[name] = _call(entry, known[name])
         else:
             under_way.append(_call(entry, known[name]))
-    return Calls(tuple(under_way), tuple(finished.values()))
+    # The newest 100 entries are kept, the status of a group always.
+    unused = tuple(group.name for name, group in known.items() if name not in recorded["pg_status"])
+    return Calls(tuple(under_way), tuple(finished.values()), unused)
 
 
 def _call(entry: dict[str, Any], group: GroupRanks) -> Call:

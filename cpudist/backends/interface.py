@@ -41,6 +41,7 @@ class Calls:
     # Incomplete calls, oldest first; after a timeout ccl keeps those that were incomplete then.
     under_way: tuple[Call, ...] = ()
     finished: tuple[Call, ...] = ()  # the last completed collective of each group
+    unused: tuple[str, ...] = ()  # names of the groups without a collective so far
 
 
 class Devices:

@@ -52,14 +52,26 @@ def use(model: torch.nn.Module) -> list[str]:
     faster = _faster(torch.get_num_threads()) if found else set()
     found = [(module, name, forward) for module, name, forward in found if name in faster]
     for module, _, forward in found:
-        # A partial, not a closure: copy.deepcopy copies its module too.
-        module.forward = functools.update_wrapper(functools.partial(forward, module, module.forward), module.forward)
+        replace_forward(module, functools.partial(forward, module, module.forward))
     names = {name for _, name, _ in found if name != LINEAR or _copies()}
     if any(_outputs(module) >= _WIDE for module, *_ in found):
         names.add(LOSS)
-        forward = functools.partial(_with_labelled_rows, model, model.forward)
-        model.forward = functools.update_wrapper(forward, model.forward)
+        replace_forward(model, functools.partial(_with_labelled_rows, model, model.forward))
     return sorted(names)
+
+
+def replace_forward(module: Any, forward: functools.partial[Any]) -> None:
+    """Replace a module's forward pass by a partial, not a closure: copy.deepcopy copies the module in it, too."""
+    module.forward = functools.update_wrapper(forward, module.forward)
+    module.__prepare_scriptable__ = functools.partial(_check_scriptable, module)  # torch.jit.script calls it
+
+
+def _check_scriptable(module: torch.nn.Module) -> torch.nn.Module:
+    if isinstance(module.forward, functools.partial):
+        raise UserError(
+            "torch.jit.script cannot compile an optimized model: call it before cpudist.optimize(), or use torch.export"
+        )
+    return module
 
 
 def restore(model: torch.nn.Module) -> None:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from cpudist import job
 from cpudist.errors import UserError
+from cpudist.optimization.operators import replace_forward
 from cpudist.topology.kernel_files import Files
 from cpudist.topology.machine import BFLOAT16, features, units
 
@@ -85,15 +86,10 @@ def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
     It replaces the type of an earlier call; torch.float32 removes the autocast.
     """
     forward: Any = model.forward
-    earlier = isinstance(forward, functools.partial) and forward.func is _under_autocast
-    if earlier:
-        forward = forward.args[0]
+    if isinstance(forward, functools.partial) and forward.func is _under_autocast:
+        forward = model.forward = forward.args[0]
     if dtype is not torch.float32:
-        # A partial, not a closure: copy.deepcopy copies the partial's model too, so a copy runs its own forward pass.
-        replacement = functools.partial(_under_autocast, forward, device_type(), dtype)
-        model.forward = functools.update_wrapper(replacement, forward)
-    elif earlier:
-        model.forward = forward
+        replace_forward(model, functools.partial(_under_autocast, forward, device_type(), dtype))
 
 
 def _under_autocast(forward: Any, device: str, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Self
 
 from cpudist import typed_json
 from cpudist.backends import Backend
-from cpudist.backends.interface import Call
+from cpudist.backends.interface import Call, Calls
 from cpudist.script.frames import is_user_code
 from cpudist.store import Connection
 from cpudist.world import World
@@ -63,6 +63,7 @@ class RankStatus:
     at_end: bool = False  # whether the script has ended and the rank waits for the others
     calls_known: bool = True  # whether the backend could report its calls
     pace: Pace | None = None  # counters of its training so far; None if they are not measured
+    unused: tuple[str, ...] = ()  # names of its groups without a collective so far
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -77,16 +78,18 @@ def status_of(
     world: World, backend: Backend | None, pace: Pace | None = None, line: str = "", *, at_end: bool = False
 ) -> RankStatus:
     """Return the status of this rank; `line` is the newest result of `user_line` that is not empty."""
-    calls = backend.calls() if backend is not None else None
+    known = backend.calls() if backend is not None else Calls()
+    calls = known or Calls()
     return RankStatus(
         world.rank,
         world.hosts[world.node_rank],
         line or user_line() or ("" if at_end else _line(_innermost())),
-        _ends_of_each_group(calls.under_way) if calls else (),
-        calls.finished if calls else (),
+        _ends_of_each_group(calls.under_way),
+        calls.finished,
         at_end,
-        backend is None or calls is not None,
+        known is not None,
         pace,
+        calls.unused,
     )
 
 

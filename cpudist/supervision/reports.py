@@ -71,11 +71,14 @@ class Explanation:
         """Return whether ranks wait for one that is at the end of its script."""
         for wait in self.waits:
             longest = max(wait.waiting.values(), key=lambda call: call.seconds)
-            # A rank that reports no call may have completed this one: gloo forgets the calls of a destroyed group.
-            ended = [rank for rank in wait.missing if self.known[rank].at_end and self._reached(rank, longest)]
-            if ended and longest.seconds > _DEADLOCK_SECONDS:
+            if longest.seconds > _DEADLOCK_SECONDS and any(self._ended_before(longest, rank) for rank in wait.missing):
                 return True
         return False
+
+    def _ended_before(self, call: Call, rank: int) -> bool:
+        """Return whether the rank's script has ended before `call`; False, too, if it has destroyed the group."""
+        place = self.known[rank]
+        return place.at_end and (call.group in place.unused or self._reached(rank, call) > 0)
 
     def _silent(self) -> list[int]:
         return [rank for rank in self.statuses if rank not in self.known]

@@ -49,7 +49,7 @@ class Promise:
     timeout: float = 60.0
 
 
-_ENDED = r"rank 1 \(\S+\) never reached \w+ #.*; it was at the end of its script, last in \w+\.py:\d+; ending the job"
+_ENDED = r"rank 1 \(\S+\) never reached \w+ #.*; it was at the end of its script"
 FAULTS = {
     "none": Promise("completed after", fails=False),
     "late": Promise(
@@ -57,8 +57,8 @@ FAULTS = {
         math.inf,
         fails=False,
     ),
-    "early": Promise(_ENDED),
-    "exit": Promise(_ENDED),
+    "early": Promise(rf"{_ENDED}, last in \w+\.py:\d+; ending the job"),
+    "exit": Promise(f"{_ENDED}.*; ending the job"),
     "raise": Promise("rank 1 on .* failed: ValueError: a bad batch; ending the job"),
     "exit3": Promise("rank 1 on .* failed: exit status 3; ending the job"),
     "abort": Promise("rank 1 on .* failed: exit status 3; ending the job"),

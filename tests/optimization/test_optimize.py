@@ -74,6 +74,11 @@ def test_types_and_extensions_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch
     if ipex.missing():
         with pytest.raises(cpudist.UserError, match="intel_extension_for_pytorch"):
             cpudist.optimize(model, None, ipex=True)
+    precision.compute_in(model, torch.bfloat16)
+    with pytest.raises(cpudist.UserError, match=r"torch\.jit\.script .* before cpudist\.optimize"):
+        torch.jit.script(torch.nn.Sequential(model))
+    precision.compute_in(model, torch.float32)
+    torch.jit.script(torch.nn.Sequential(model))
 
 
 @pytest.mark.parametrize("timed", [False, True])

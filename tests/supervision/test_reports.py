@@ -200,9 +200,13 @@ def test_ranks_that_have_ended_are_named_where_no_rank_waits_for_them_any_more()
 
 
 def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:
-    for seconds, other, deadlocked in ((4, ENDED, True), (1, ENDED, False), (4, computes(1), False)):
-        waiting = waits(0, replace(REDUCE, seconds=seconds))
-        assert Explanation({0: waiting, 1: other}, HOSTS).deadlocked() == deadlocked
+    """A rank without calls in the group has either made none, or has destroyed the group after them."""
+    destroyed = replace(ENDED, finished=())
+    ends = ((4, ENDED), (4, replace(destroyed, unused=("",)))), ((1, ENDED), (4, destroyed), (4, computes(1)))
+    for deadlocked in (False, True):
+        for seconds, other in ends[not deadlocked]:
+            waiting = waits(0, replace(REDUCE, seconds=seconds))
+            assert Explanation({0: waiting, 1: other}, HOSTS).deadlocked() == deadlocked
 
 
 PLACES = st.builds(

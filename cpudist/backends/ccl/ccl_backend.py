@@ -123,6 +123,7 @@ class CclBackend(ProcessGroupBackend):
                 for group, (name, sequence) in last.items()
                 if group in known  # otherwise the group has been destroyed
             ),
+            tuple(group.name for key, group in known.items() if key not in last),
         )
 
 

@@ -1,7 +1,7 @@
 """Loops as users write them, with a fault of rank 1 in step 10 of 30: loops.py USE FAULT.
 
-USE: the name of one of the functions below. FAULT: none; late (15 s); early (its loop has fewer steps); exit, exit3
-(`sys.exit` with 0 and 3); abort (MPI_Abort); raise; kill, stop (SIGKILL, SIGSTOP);
+USE: the name of one of the functions below. FAULT: none; late (15 s); early (its loop has fewer steps); exit
+(`sys.exit(0)` before the first step); exit3 (`sys.exit(3)`); abort (MPI_Abort); raise; kill, stop (SIGKILL, SIGSTOP);
 lost (somebody else takes its host down).
 """
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 USE, FAULT = sys.argv[1:]
-STEPS = 10_000 if FAULT == "lost" else 30
+STEPS, FAULTY = 10_000 if FAULT == "lost" else 30, 0 if FAULT == "exit" else 10
 FAULTS: dict[str, Callable[[], object]] = {
     "late": lambda: time.sleep(15),
     "exit": lambda: sys.exit(0),
@@ -31,7 +31,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 def steps(rank: int) -> Iterator[int]:
     """Yield the numbers of the steps; the fault comes between two of them."""
     for step in range(STEPS):
-        if step == 10 and rank == 1 and FAULT != "none":
+        if step == FAULTY and rank == 1 and FAULT != "none":
             print(f"fault at {time.time():.2f}", file=sys.stderr, flush=True)
             if FAULT == "raise":
                 raise ValueError("a bad batch")
