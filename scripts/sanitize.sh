@@ -53,7 +53,7 @@ for sanitizer in "$@"; do
     TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:report_signal_unsafe=0
     export TSAN_OPTIONS=$TSAN_OPTIONS:suppressions=$PWD/scripts/thread_sanitizer.supp
     build "$sanitizer"
-    for CPUDIST_TRANSPORT in "" oneccl; do
+    for CPUDIST_TRANSPORT in "" oneccl mpi-alone; do
         export CPUDIST_TRANSPORT
         check 2 collectives.py 10
         for CPUDIST_TEST_PROGRESS in naps polls; do

@@ -117,7 +117,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def _file(job: str) -> Path:
-    return Path(f"/tmp/cpudist-failure-{job}.json")
+    return Path(f"/tmp/cpudist-failure-{job}.txt")
 
 
 def test_the_first_report_of_a_host_is_read_once(job: str) -> None:
@@ -136,15 +136,15 @@ def test_a_report_of_another_user_is_not_believed(job: str, monkeypatch: pytest.
     assert told(job) == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"ranks": ["one"]}', '{"ranks": null}', '{"rank": 1}'])
+@pytest.mark.parametrize("content", ["", "{", "1, 2", "one", '{"ranks": [1]}'])
 def test_a_report_that_is_none_is_not_believed(job: str, content: str) -> None:
     _file(job).write_text(content)
     assert told(job) == []
 
 
 def test_a_link_in_place_of_a_report_is_not_followed(job: str, tmp_path: Path) -> None:
-    (tmp_path / "report").write_text('{"ranks": [1]}')
+    (tmp_path / "report").write_text("1")
     _file(job).symlink_to(tmp_path / "report")
     tell_launch([2])
     assert told(job) == []
-    assert (tmp_path / "report").read_text() == '{"ranks": [1]}'
+    assert (tmp_path / "report").read_text() == "1"

@@ -5,7 +5,6 @@ reports a failure also writes the ranks that caused it into a file. The node age
 names these ranks to `cpudist launch`, which may then drop their host.
 """
 
-import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -72,7 +71,7 @@ def tell_launch(ranks: Sequence[int]) -> None:
         with suppress(OSError):  # without the file no host is left out
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with open(os.open(_file(job), flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"ranks": list(ranks)}, file)
+                print(*ranks, file=file)
 
 
 def told(job: str) -> list[int]:
@@ -81,15 +80,15 @@ def told(job: str) -> list[int]:
         with open(os.open(_file(job), os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 return []
-            fields = json.load(file)
+            ranks = [int(rank) for rank in file.read().split()]
         os.unlink(_file(job))
-        return [int(rank) for rank in fields["ranks"]]
-    except (OSError, ValueError, TypeError, KeyError):  # the file is missing, incomplete or of another version
+        return ranks
+    except (OSError, ValueError):  # the file is missing or of another version
         return []
 
 
 def _file(job: str) -> str:
-    return f"/tmp/cpudist-failure-{job}.json"  # not in TMPDIR, which an ssh session may not set
+    return f"/tmp/cpudist-failure-{job}.txt"  # not in TMPDIR, which an ssh session may not set
 
 
 def killed_by(number: int) -> str:

@@ -18,16 +18,11 @@ def mark() -> None:
 
 def started_by_rank() -> bool:
     """Return whether this process descends from a rank, or was started without the connection of its launcher."""
-    own = str(os.getpid())
-    return os.environ.get(_PROCESS, own) != own or not _is_socket(os.environ.get(_CONNECTION))
-
-
-def _is_socket(number: str | None) -> bool:
-    """Return whether the connection is an open socket, or none is expected.
-
-    Python's subprocesses do not inherit the socket; their MPI_Init would write to another file of the same number.
-    """
+    own, connection = str(os.getpid()), os.environ.get(_CONNECTION)
+    if os.environ.get(_PROCESS, own) != own:
+        return True
+    # Python's subprocesses do not inherit the socket; their MPI_Init would write to another file of the same number.
     try:
-        return number is None or stat.S_ISSOCK(os.fstat(int(number)).st_mode)
+        return connection is not None and not stat.S_ISSOCK(os.fstat(int(connection)).st_mode)
     except (OSError, ValueError):
-        return False
+        return True

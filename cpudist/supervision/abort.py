@@ -126,9 +126,7 @@ def _left_by_launcher(processes: dict[int, Process], pid: int, agent: int | None
     for process in found:
         found += children[process.pid]
     # Keep an sshd that carries the user's own sessions too (ssh's ControlMaster).
-    connections = [
-        process for process in above if process.name in SSH_DAEMONS and set(children[process.pid]) <= set(found)
-    ]
+    connections = [one for one in above if one.name in SSH_DAEMONS and set(children[one.pid]) <= set(found)]
     return [*(process for process in reversed(found) if process.pid != pid), *connections]
 
 

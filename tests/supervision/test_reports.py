@@ -80,12 +80,9 @@ def test_other_texts_are_refused(text: str) -> None:
         RankStatus.from_json(text)
 
 
-def test_many_ranks_ask_the_store_less_often() -> None:
+def test_many_ranks_ask_the_store_less_often_and_silent_ones_are_known_before_a_wait_is_reported() -> None:
     """As docs/scale.md says: all together 500 times a second at most."""
     assert [beat_seconds(ranks) for ranks in (1, 16, 32, 64, 500, 1000)] == [0.25, 0.25, 0.5, 1, 1, 2]
-
-
-def test_a_rank_that_does_not_answer_is_known_before_the_first_report_of_a_wait() -> None:
     for ranks in (2, 64, 1000):
         assert 3 * beat_seconds(ranks) < Heartbeat(ranks, None, 1).answer_seconds < LONG_WAIT_SECONDS
 
@@ -201,12 +198,11 @@ def test_ranks_that_have_ended_are_named_where_no_rank_waits_for_them_any_more()
 
 def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:
     """A rank without calls in the group has either made none, or has destroyed the group after them."""
-    destroyed = replace(ENDED, finished=())
-    ends = ((4, ENDED), (4, replace(destroyed, unused=("",)))), ((1, ENDED), (4, destroyed), (4, computes(1)))
-    for deadlocked in (False, True):
-        for seconds, other in ends[not deadlocked]:
-            waiting = waits(0, replace(REDUCE, seconds=seconds))
-            assert Explanation({0: waiting, 1: other}, HOSTS).deadlocked() == deadlocked
+    made_none, destroyed = replace(ENDED, finished=(), unused=("",)), replace(ENDED, finished=())
+    ends = ((4, ENDED, True), (4, made_none, True), (4, destroyed, False), (1, ENDED, False), (4, computes(1), False))
+    for seconds, other, deadlocked in ends:
+        waiting = waits(0, replace(REDUCE, seconds=seconds))
+        assert Explanation({0: waiting, 1: other}, HOSTS).deadlocked() == deadlocked
 
 
 PLACES = st.builds(
