@@ -9,6 +9,7 @@ from cpudist.bench import cluster_figures, rank_counts
 from cpudist.cli.parser import Parser, count
 from cpudist.console import aligned, say, size
 from cpudist.errors import UserError
+from cpudist.hosts.hostfile import read, shares
 from cpudist.launchers import Launcher
 from cpudist.observability import forecast, summary
 from cpudist.pinning import measured_ranks
@@ -18,7 +19,8 @@ HELP = "how a training would do on more hosts"
 DESCRIPTION = """\
 Forecast a training on several hosts with each --compress: a step's time, efficiency against one host, memory of a rank.
 The script makes its steps here first. RUN is an output folder of Trainer or the record of a run with --timeline. Each
-rank keeps its batch. The rows of this run, and of later ones that follow it, also have what was measured.
+rank keeps its batch; with --hostfile hosts have the speeds of their `share=` there, and train with --balance. The rows
+of this run, and of later ones that follow it, also have what was measured.
 """
 EPILOG = """\
 examples:
@@ -40,6 +42,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--network", type=network_rate, metavar="RATE", help="such as 1gbit (default: that of cpudist test)"
     )
+    parser.add_argument("--hostfile", type=read, metavar="FILE", help="hosts with shares; the first is one of the run")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -60,7 +63,12 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     numbers = sorted({1, *options.hosts, *(hosts for hosts, _ in measured)})
     schemes = forecast.SCHEMES if records[0]["backend"] == "ccl" else ["none"]
     pairs = [(hosts, scheme) for hosts in numbers for scheme in (schemes if hosts > 1 else ["none"])]
-    found = [forecast.forecast(records[0], *pair, bandwidth)._replace(measured=measured.get(pair)) for pair in pairs]
+    parts = shares(options.hostfile or ()) or [1.0] * numbers[-1]
+    if numbers[-1] > len(parts):
+        raise UserError(f"the hostfile has {len(parts)} hosts; give --hosts up to {len(parts)}, or add hosts")
+    found = [
+        forecast.forecast(records[0], *pair, bandwidth, parts)._replace(measured=measured.get(pair)) for pair in pairs
+    ]
     if options.json:
         print(json.dumps({"bandwidth": bandwidth, "forecasts": [one._asdict() for one in found]}, indent=2))
     else:

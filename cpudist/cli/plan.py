@@ -14,6 +14,7 @@ from cpudist.bench import rank_counts
 from cpudist.cli.parser import Parser, add_ranks_per_node
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
+from cpudist.hosts.hostfile import read, shares
 from cpudist.launchers import Launcher
 from cpudist.pinning import measured_ranks
 from cpudist.pinning.picture import draw
@@ -51,6 +52,7 @@ def add_options(parser: Parser) -> None:
     add_ranks_per_node(parser, "ppn", "the number that --measure has found on such a machine")
     another = "another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML"
     parser.add_argument("--topology", type=Path, metavar="FILE", help=another)
+    parser.add_argument("--hostfile", type=read, metavar="FILE", help="also show the shares that it gives its hosts")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--measure", action="store_true", help="find the fastest number of ranks first")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for --measure")
@@ -81,6 +83,10 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         print(f"{number_of(measured, 'rank')}: the fastest on this machine by cpudist plan --measure")
     for line in plan.warnings:
         print(f"warning: {line}")
+    if hosts := options.hostfile:
+        parts = shares(hosts) or [1 / len(hosts)] * len(hosts)
+        each = ", ".join(f"{host.name} {part:.2f}" for host, part in zip(hosts, parts, strict=True))
+        print(f"with --balance these parts of a step's samples to begin with: {each}")
 
 
 def _measure(script: Sequence[str], to: TextIO) -> None:

@@ -96,17 +96,16 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
 
 
 def shares(hosts: Sequence[Host]) -> list[float]:
-    """Return the part of all samples with which each rank begins; empty if no host has a `share`.
+    """Return the part of all samples with which each host begins; empty if no host has a `share`.
 
-    Hosts without one divide the rest equally among their ranks.
+    Hosts without one divide the rest by their numbers of ranks.
     """
     given, others = [host for host in hosts if host.share], [host for host in hosts if not host.share]
     rest = 1 - sum(host.share or 0.0 for host in given)
     if rest < -0.01 or (others and rest <= 0.01 * bool(given)):
         raise UserError(f"{given[-1].where}: the shares leave {rest:.2g} of all samples to the other hosts; give less")
-    ranks = sum(host.slots or 0 for host in others)
-    each = [(host.share / (host.slots or 1) if host.share else rest / ranks, host.slots or 0) for host in hosts]
-    return [share for share, slots in each for _ in range(slots)] if given else []
+    ranks = sum(host.slots or 1 for host in others)
+    return [host.share or rest * (host.slots or 1) / ranks for host in hosts] if given else []
 
 
 def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:

@@ -84,7 +84,9 @@ def _run_once(
     mpirun: Mpirun, options: LaunchOptions, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
 ) -> JobExit:
     own = {**variables, **_own_variables(options), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
-    own |= {SHARES: ",".join(map(str, found))} if (found := shares(placed)) else {}
+    slots = [host.slots or 1 for host in placed]
+    if found := shares(placed):
+        own[SHARES] = ",".join(str(share / n) for share, n in zip(found, slots, strict=True) for _ in range(n))
     own[EARLIER_SECONDS] = str(own_age()) if restarts else "0"
     grace = options.grace if _CHECKPOINT in options.arguments else None
     with ExitStack() as stack:

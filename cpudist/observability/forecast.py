@@ -11,7 +11,7 @@ times on one host predicts that wait. The computing time of a run is its step ti
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
 from cpudist.errors import UserError
@@ -50,19 +50,23 @@ def check(record: Record, name: str) -> None:
         raise UserError(f"{name} is of --compress {compress}; make a run with none, bf16 or int8")
 
 
-def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> Forecast:
+def forecast(
+    record: Record, hosts: int, compress: str, bandwidth: float, shares: Sequence[float] | None = None
+) -> Forecast:
     """Return the forecast for `hosts` hosts, from a record that `check` has accepted.
 
     Args:
         compress: one of `SCHEMES`.
         bandwidth: bytes per second of each host in each direction.
+        shares: those of the hosts by their speeds, in any unit, the run's hosts first; None: all are as fast.
     """
     (own, scheme), measured, times = kind(record), record["step_seconds"]["median"], record["gradient_times"]
     computing = measured - (times["waiting"] + _sums(record, own, scheme, bandwidth)[0] if own > 1 else 0.0)
+    faster = fmean(shares[:hosts]) / fmean(shares[:own]) if shares else 1.0  # than the run's hosts, on average
     taken, waiting = _sums(record, hosts, compress, bandwidth) if hosts > 1 else (0.0, 0.0)
     spread = (record["step_seconds"].get("p95", measured) - measured) / NormalDist().inv_cdf(0.95) if own == 1 else 0.0
     waiting += spread * NormalDist().inv_cdf((hosts - 0.375) / (hosts + 0.25))  # expected maximum: Blom (1958)
-    step, rate = computing + taken + waiting, record["samples_per_second"]
+    step, rate = computing / faster + taken + waiting, record["samples_per_second"]
     errors = (compress == "int8") - (scheme == "int8")  # int8 keeps its rounding errors, in float32
     ranks = record["world_size"] // own
     buckets = (hosts * ranks > 1) - (record["world_size"] > 1)  # DDP's, which a single rank does not have

@@ -56,8 +56,8 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shares_of_hosts() -> None:
     """Hosts without one divide the rest; a hostfile without any gives none."""
     hosts = parse("h0:2\nh1 slots=2 share=0.3\nh2:1 share = .1")
-    assert shares(hosts) == pytest.approx([0.3, 0.3, 0.15, 0.15, 0.1])
-    assert shares(parse("h0:2 share=.75\nh1:1 share=0.25")) == pytest.approx([0.375, 0.375, 0.25])
+    assert shares(hosts) == pytest.approx([0.6, 0.3, 0.1])
+    assert shares(parse("h0\nh1\nh2 share=.5")) == pytest.approx([0.25, 0.25, 0.5])
     assert shares(parse("h0:2\nh1:2")) == []
     for text in ("h0:1\nh1:1 share=0.6\nh2:1 share=0.4", "h0:1 share=0.6\nh1:1 share=0.6"):
         with pytest.raises(UserError, match="line"):

@@ -41,6 +41,12 @@ def test_two_ranks_a_host_with_two_groups(fields: dict[str, Any], hosts: int, sc
     assert [step, waiting, rate, efficiency, memory - (2 << 30)] == pytest.approx(found, rel=1e-5)
 
 
+def test_a_second_host_with_a_third_of_the_speed() -> None:
+    """Two hosts compute 4/3 of one's samples in the same time, so twice as many take 1.5 times as long."""
+    one, two = (forecast(record(), hosts, "none", 1000 * GBIT, (0.75, 0.25)) for hosts in (1, 2))
+    assert (one.step, two.step, two.samples_per_second) == pytest.approx((1.2, 1.8, 10 / 0.75), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("fields", "missing"),
     [
