@@ -6,15 +6,15 @@ the present shares is the time that they take more than the best whole shares, d
 The test is sequential, so that a larger excess takes fewer steps (Page, "Continuous inspection schemes", 1954): a score
 grows by excess / (2 * noise) - ln 2 in each observation, does not fall below 0, and ends the test at `LIMIT`.
 
-False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, and independent
-between observations, the mean of exp(growth) is at most 1, and the test ends less than once in e**LIMIT observations
-(Lorden, "Procedures for reacting to a change in distribution", 1971): in 9 days of steps of 0.25 s. Delays of a machine
-last longer than short steps, so observations are at least 0.25 s apart. An observation raises a score by `_MOST`, and a
-reading by twice as much: a few long steps, such as those that save a checkpoint, are not enough.
+False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, the mean of
+exp(growth) is at most 1, and the test ends less than once in e**LIMIT independent observations (Lorden, "Procedures for
+reacting to a change in distribution", 1971): in 9 days of observations 0.25 s apart. Delays of a machine last longer
+than short steps. `_MOST` limits a score's growth: a few long steps, such as those that save, are not enough.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cpudist.balance.agreed import Balance
@@ -33,21 +33,32 @@ _UNSEEN = 30  # Steps without a batch of `cpudist.shares` after which the loop i
 Paces = Mapping[int, Pace]
 
 
-def grown(score: float, excess: float, noise: float, steps: int, elapsed: float) -> float:
-    """Return the score of a sequential test after a reading of `steps` steps in `elapsed` seconds."""
-    growth = max(-_MOST, min(excess / (2 * noise) - math.log(2), _MOST))
-    return score + min(min(steps, elapsed / _OBSERVATION_SECONDS) * growth, 2 * _MOST)
+@dataclass
+class Evidence:
+    """The score of a sequential test, and the paces of all ranks when it began to grow."""
+
+    begin: Paces
+    score: float = 0.0
+
+    def add(self, excess: float, noise: float, steps: int, elapsed: float) -> None:
+        """Add a reading of `steps` steps in `elapsed` seconds."""
+        growth = max(-_MOST, min(excess / (2 * noise) - math.log(2), _MOST))
+        self.score += min(min(steps, elapsed / _OBSERVATION_SECONDS) * growth, 2 * _MOST)
 
 
 class Balancer:
-    """Chooses the shares of `balance` from the paces of all ranks; used on rank 0."""
+    """Chooses the shares of `balance` from the paces of all ranks; used on rank 0.
+
+    Attributes:
+        evidence: that other shares would be better, as long as it grows.
+    """
 
     def __init__(self, balance: Balance, hosts: Sequence[str]) -> None:
         self._balance = balance
         alone = len(set(hosts)) == len(hosts)
         self._names = [host if alone else f"rank {rank}" for rank, host in enumerate(hosts)]
-        self._score, self._changed_at = 0.0, -_PAUSE
-        self._begin: Paces | None = None  # when the score began to grow
+        self.evidence: Evidence | None = None
+        self._changed_at = -_PAUSE
         self._largest: tuple[int, ...] = ()
         self._warned = False
 
@@ -67,16 +78,13 @@ class Balancer:
         best = self._best(speeds, now)
         steps = min(pace.steps - before[rank].steps for rank, pace in now.items())
         excess = seconds(shares, speeds) / seconds(best, speeds) - 1
-        elapsed = now[0].at - before[0].at
-        if self._begin is None:
-            self._begin = before
-        self._score = grown(self._score, excess, _NOISE, steps, elapsed)
-        if self._score <= 0:
-            self._score, self._begin = 0.0, None
-        elif self._score >= LIMIT and now[0].steps >= self._changed_at + _PAUSE:
-            begin, self._score, self._begin = self._begin, 0.0, None
-            return self._change(shares, _speeds(begin, now) or speeds, now)
-        return None
+        evidence = self.evidence or Evidence(before)
+        evidence.add(excess, _NOISE, steps, now[0].at - before[0].at)
+        self.evidence = evidence if evidence.score > 0 else None
+        if evidence.score < LIMIT or now[0].steps < self._changed_at + _PAUSE:
+            return None
+        self.evidence = None
+        return self._change(shares, _speeds(evidence.begin, now) or speeds, now)
 
     def _best(self, speeds: tuple[float, ...], now: Paces) -> tuple[int, ...]:
         """Return the best shares that fit the ranks' memory, if each sample takes its part of all that a rank has."""

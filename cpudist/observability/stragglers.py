@@ -11,9 +11,8 @@ import statistics
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from cpudist.balance.balancer import LIMIT, Balancer, grown
+from cpudist.balance.balancer import LIMIT, Balancer, Evidence, Paces
 from cpudist.console import say
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.record import RunRecord
@@ -32,16 +31,6 @@ _LOST = 0.05  # Excess share of time in data loading or in the run queue that co
 _SLOW_CLOCK = 0.93
 _FAULTS = 10_000.0  # Threshold of page faults per second above three times the others'; so many take 2 % of the time.
 
-Paces = Mapping[int, Pace]
-
-
-@dataclass
-class _Score:
-    """A rank's score, and the paces of all ranks when it began to grow."""
-
-    begin: Paces
-    value: float = 0.0
-
 
 class Stragglers(Observer):
     """Reports each rank that makes the others wait, once, also to `record`; used on rank 0 of several ranks."""
@@ -51,7 +40,7 @@ class Stragglers(Observer):
         self._names = [f"rank {rank} ({member.host})" for rank, member in enumerate(job.members)]
         self._balancer = Balancer(job.balance, [member.host for member in job.members])
         self._readings: deque[Paces] = deque(maxlen=_READINGS)
-        self._scores: dict[float, dict[int, _Score]] = {_NOISE: {}, _UNEXPLAINED_NOISE: {}}  # by noise, by rank
+        self._evidence: dict[float, dict[int, Evidence]] = {_NOISE: {}, _UNEXPLAINED_NOISE: {}}  # by noise, by rank
         self._lines: defaultdict[int, Counter[str]] = defaultdict(Counter)  # lines of code of the slowest ranks
 
     def beat(self, store: Connection) -> None:
@@ -79,18 +68,21 @@ class Stragglers(Observer):
         if steps < 1:
             return
         self._readings.append(paces)
-        self._record.shares = self._balancer.compare(before, paces) or self._record.shares
+        if found := self._balancer.compare(before, paces):
+            self._record.shares = found
+            self._evidence = {noise: {} for noise in self._evidence}  # what there was is of the shares before
         rates = _rates(before, paces)
         slowest = _slowest(rates)
         self._note(slowest, statuses[slowest])
-        for noise, scores in self._scores.items():
-            for rank in {slowest, *scores}:
-                score = scores.setdefault(rank, _Score(before))
-                score.value = grown(score.value, _excess(rates, rank), noise, steps, rates[slowest].seconds)
-                if score.value <= 0:
-                    del scores[rank]
-            if slowest in scores and scores[slowest].value >= LIMIT and slowest not in self._record.stragglers:
-                self._report(slowest, _rates(scores[slowest].begin, paces), explained=noise == _NOISE)
+        for noise, of_ranks in self._evidence.items():
+            for rank in {slowest, *of_ranks}:
+                evidence = of_ranks.setdefault(rank, Evidence(before))
+                evidence.add(_excess(rates, rank), noise, steps, rates[slowest].seconds)
+                if evidence.score <= 0:
+                    del of_ranks[rank]
+            certain = slowest in of_ranks and of_ranks[slowest].score >= LIMIT
+            if certain and slowest not in self._record.stragglers and self._balancer.evidence is None:
+                self._report(slowest, _rates(of_ranks[slowest].begin, paces), explained=noise == _NOISE)
 
     def _note(self, slowest: int, status: RankStatus) -> None:
         """Note the newest comparison for the record, and where the slowest rank computes."""
