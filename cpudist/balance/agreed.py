@@ -1,22 +1,19 @@
-"""The shares that all ranks of a job have agreed on, and the weights of unequal batches in the average of gradients.
+"""The shares that all ranks of a job have agreed on, and the batches that their loops take."""
 
-DDP averages the gradients of the ranks, each the mean over a rank's own batch. With n of N samples on one of W ranks,
-its gradient needs the weight W n / N. Weights are applied to the gradients of the model's outputs.
-"""
-
+import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch.distributed import Store
-from torch.nn.parallel.distributed import _find_tensors
-from torch.utils._pytree import tree_map_only
 
+from cpudist.balance.weights import sums_over, tensors_in, weighted
 from cpudist.errors import UserError
-from cpudist.supervision.step_counter import StepCounter
+from cpudist.patching.patch import Patch, apply
+from cpudist.patching.undo import Changes
 
 _PERIOD = 10  # Shares may change every 10 batches.
 _KEPT = 100  # After so many periods every rank has read an agreement, however far its loader is ahead.
@@ -29,8 +26,8 @@ class Batch:
 
     samples: int
     weight: float
-    taken_at: int = 0  # the number of optimizer steps when the loop took it
     weighted: bool = False  # whether a model has applied the weight
+    stepped: bool = False  # whether an optimizer has made a step since the loop took it
 
 
 class Balance:
@@ -45,12 +42,12 @@ class Balance:
         computed: samples that this rank has computed.
     """
 
-    def __init__(self, rank: int, ranks: int, store: Store, counter: StepCounter) -> None:
+    def __init__(self, rank: int, ranks: int, store: Store, changes: Changes) -> None:
         self.rank, self.ranks = rank, ranks
         self.follows_speeds = False
         self.chosen: tuple[float, ...] = (1.0,) * ranks
         self.per_step, self.least, self.computed = 0, 1, 0
-        self._store, self._counter = store, counter
+        self._store, self._changes = store, changes
         self._agreed: dict[str, tuple[float, ...]] = {}
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._samplers = 0
@@ -67,8 +64,10 @@ class Balance:
     def number_sampler(self) -> str:
         """Return the name of a new sampler; ranks make their samplers in the same order."""
         self._samplers += 1
-        for model in self._models if self._samplers == 1 else ():
-            self._apply_weights(model)
+        if self._samplers == 1 and self.ranks > 1:
+            apply(PATCHES, self, self._changes)
+            for model in self._models:
+                self._apply_weights(model)
         return str(self._samplers)
 
     def agreed(self, sampler: str, number: int) -> tuple[float, ...]:
@@ -88,25 +87,34 @@ class Balance:
         return self._agreed.setdefault(sampler, self.chosen)
 
     def take(self, batch: Batch) -> None:
-        """Note that the loop has taken `batch`; its weight holds for forward passes until it takes the next one.
-
-        Raises:
-            UserError: a step was made with the last batch, and no model has applied its weight.
-        """
-        last = self._batch
-        if last and last.weight != 1 and not last.weighted and self._counter.steps > last.taken_at:
-            raise UserError(
-                f"a step was made with a batch of {last.samples} samples, unequal to other ranks', without its weight; "
-                "wrap the model by cpudist.wrap and call the wrapped one"
-            )
-        batch.taken_at = self._counter.steps
+        """Note that the loop has taken `batch`; its weight holds for forward passes until it takes the next one."""
         self._batch, self._other_since = batch, False
 
     def take_other(self) -> None:
         """Note that the loop has taken a batch of a loader with equal shares."""
         self._other_since = True
-        if self._batch and self._batch.weighted and self._counter.steps > self._batch.taken_at:
+        if self._batch and self._batch.weighted and self._batch.stepped:
             self._batch = None  # the loop is done with it
+
+    def end_step(self, _optimizer: Any) -> None:
+        """Note an optimizer's step; raise UserError if no model has applied the weight of the batch."""
+        batch = self._batch
+        if batch and batch.weight != 1 and not batch.weighted:
+            raise UserError(
+                f"a step was made with a batch of {batch.samples} samples, unequal to other ranks', without its "
+                "weight; wrap the model by cpudist.wrap and call the wrapped one"
+            )
+        if batch:
+            batch.stepped = True
+
+    def check_loss(self, loss: Any) -> None:
+        """Raise UserError if the loss of a weighted batch is a sum over its samples, as far as its graph shows."""
+        batch = self._batch
+        if batch and batch.weighted and isinstance(loss, torch.Tensor) and sums_over(loss, batch.samples):
+            raise UserError(
+                "the loss is a sum over the samples of a batch, and cpudist.shares weighs means; "
+                "divide it by the number of samples"
+            )
 
     def of_all_ranks(self, count: int) -> int:
         """Return the count of all ranks, such as of tokens, given this rank's in batches like the newest one."""
@@ -122,8 +130,8 @@ class Balance:
     def _apply_weights(self, model: torch.nn.Module) -> None:
         def weigh(_: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
             trains = model.training and torch.is_grad_enabled()
-            weight = self._weight(_tensors([args, kwargs])) if trains else 1.0
-            return outputs if weight == 1 else _weighted(outputs, weight)
+            weight = self._weight(tensors_in([args, kwargs])) if trains else 1.0
+            return outputs if weight == 1 else weighted(outputs, weight)
 
         model.register_forward_hook(torch.compiler.disable(weigh), with_kwargs=True)  # type: ignore[no-untyped-call]
 
@@ -134,18 +142,15 @@ class Balance:
         the number of samples; then no rank makes the step.
         """
         batch, shapes = self._batch, [tuple(tensor.shape) for tensor in inputs if tensor.dim()]
-        if batch is None:
-            if self._other_since or not self._agreed:
-                return 1.0
-            raise UserError("the batches of cpudist.shares come from a torch DataLoader; give it batch_sampler=shares")
-        matches = not shapes or any(batch.samples in shape[:2] for shape in shapes)
-        if self._other_since and (not matches or batch.weight == 1):
+        matches = batch is not None and (not shapes or any(batch.samples in shape[:2] for shape in shapes))
+        if not self._agreed or (self._other_since and (batch is None or not matches or batch.weight == 1)):
             return 1.0
-        if self._other_since or not matches:
+        if batch is None or self._other_since or not matches:
             got = "tensors of " + ", ".join(map(str, shapes[:2])) if shapes else "no tensor"
+            newest = f"the newest batch has {batch.samples} samples" if batch else "no DataLoader has it"
             raise UserError(
-                f"the model gets {got}, and the newest batch of cpudist.shares has {batch.samples} samples: its weight "
-                "is not known; take all batches from that loader, each when it is computed"
+                f"the model gets {got}, whose weight is not known ({newest}); take all batches from a DataLoader with "
+                "the batch_sampler cpudist.shares, each when it is computed"
             )
         if not batch.weighted and batch.weight:
             self.computed += batch.samples
@@ -154,34 +159,21 @@ class Balance:
         return batch.weight
 
 
-def _weighted(outputs: Any, weight: float) -> Any:
-    """Return the outputs of a model; gradients that flow back through them are multiplied by `weight`."""
-    found: list[torch.Tensor] = []
+def _checking(original: Callable[..., None], balance: Balance) -> Callable[..., None]:
+    @functools.wraps(original)
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        if grad_tensors is None:
+            balance.check_loss(tensors)
+        original(tensors, grad_tensors, *args, **kwargs)
 
-    def apply(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return _Weighted.apply(tensor, weight) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
-
-    weighted = tree_map_only(torch.Tensor, apply, outputs)
-    if not any(tensor.requires_grad for tensor in found) or len(_tensors(outputs)) > len(found):
-        raise UserError(
-            f"unequal batches cannot be weighted in outputs of the type {type(outputs).__name__}; "
-            "let the model return tensors, in tuples, lists or dicts"
-        )
-    return weighted
+    return backward
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the tensors that DDP finds in a model's inputs or outputs."""
-    return list(_find_tensors(values))  # type: ignore[no-untyped-call]
-
-
-class _Weighted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, weight: float) -> torch.Tensor:
-        ctx.weight = weight
-        return tensor.detach()  # a view would forbid operations in place
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient * ctx.weight, None
+PATCHES = (
+    Patch(
+        "torch.autograd:backward",
+        "a loss that is a sum is refused in loops of cpudist.shares, whose weights are those of means",
+        _checking,
+        "tensors, grad_tensors, ...",
+    ),
+)

@@ -1,6 +1,5 @@
 """Divide samples among ranks in whole shares."""
 
-import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,26 +17,14 @@ def divide(
         speeds: samples per second of each rank, in any unit.
         least: the smallest share.
         most: the largest share of each rank, together at least `samples`; None: no limit.
-
-    Examples:
-        >>> divide(16, (3.0, 1.0))
-        (12, 4)
     """
     limits = most or (samples,) * len(speeds)
     # Proportional parts of what is not taken by smallest shares never exceed the best shares.
     free = (samples - least * len(speeds)) / sum(speeds)
     shares = [min(max(least, int(free * speed)), limit) for speed, limit in zip(speeds, limits, strict=True)]
-    # Every other sample goes to the rank that would then be done first.
-    ends = [((share + 1) / speed, rank) for rank, (share, speed) in enumerate(zip(shares, speeds, strict=True))]
-    heapq.heapify(ends)
-    left = samples - sum(shares)
-    while left:
-        rank = ends[0][1]
-        if shares[rank] == limits[rank]:
-            heapq.heappop(ends)
-            continue
-        shares[rank], left = shares[rank] + 1, left - 1
-        heapq.heapreplace(ends, ((shares[rank] + 1) / speeds[rank], rank))
+    for _ in range(samples - sum(shares)):  # Every other sample goes to the rank that would then be done first.
+        below = (rank for rank, share in enumerate(shares) if share < limits[rank])
+        shares[min(below, key=lambda rank: (shares[rank] + 1) / speeds[rank])] += 1
     return tuple(shares)
 
 

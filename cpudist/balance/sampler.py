@@ -1,4 +1,4 @@
-"""The batches of a rank in loops of one's own: a step has the samples of `DistributedSampler` in shares of any size."""
+"""The batches of a rank in loops of one's own; Trainer's are in huggingface/uneven_shares.py."""
 
 from collections import deque
 from collections.abc import Iterator, Sized
@@ -14,15 +14,10 @@ from cpudist.supervision.step_counter import StepCounter
 
 
 class SharesSampler(Sampler[list[int]]):
-    """Yield this rank's part of each batch of all ranks; for the argument `batch_sampler` of a DataLoader.
+    """Yield this rank's part of each batch of all ranks, which has the samples of `DistributedSampler`'s.
 
-    A batch of all ranks has the same samples as with `DistributedSampler`, whatever the shares are. At the end of an
-    epoch no sample is repeated: a batch with fewer samples than ranks has fillers of weight 0.
-
-    Args:
-        batch_size: the batch of a rank if all ranks are equal.
-        seed: the same on all ranks.
-        drop_last: whether to leave out the last batch of an epoch if it has fewer samples.
+    At the end of an epoch no sample is repeated: a batch with fewer samples than ranks has fillers of weight 0. The
+    arguments are those of `cpudist.shares`.
     """
 
     def __init__(
@@ -81,7 +76,7 @@ class SharesSampler(Sampler[list[int]]):
 
 
 def follow_loaders(balance: Balance, counter: StepCounter) -> None:
-    """Tell `balance` of each batch that the loop takes from a DataLoader."""
+    """Tell `balance` of each batch that the loop takes from a DataLoader, and of each step."""
 
     def taken(iterator: Any) -> None:
         sampler = iterator._index_sampler
@@ -93,3 +88,4 @@ def follow_loaders(balance: Balance, counter: StepCounter) -> None:
             raise UserError("the batches of cpudist.shares must come in their order; leave out in_order=False")
 
     counter.after_batch.append(taken)
+    counter.after_step.append(balance.end_step)

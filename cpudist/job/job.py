@@ -71,7 +71,7 @@ class Job:
         # The names in `run_ids` that an earlier attempt may have had.
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.counter = StepCounter(self.changes)  # the steps and batches of this rank
-        self.balance = Balance(self.world.rank, self.world.size, self.store, self.counter)  # the shares of all ranks
+        self.balance = Balance(self.world.rank, self.world.size, self.store, self.changes)  # the shares of all ranks
         self._follow_speeds()
         follow_loaders(self.balance, self.counter)
         self.statuses = context.statuses  # returns the newest status of each rank; any thread may call it

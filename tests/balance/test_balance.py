@@ -48,10 +48,11 @@ class Setting:
     def __init__(self, number: int) -> None:
         draw = random.Random(number)
         self.ranks, self.batch, self.accumulation = 1 + number % 3, draw.randint(1, 4), draw.randint(1, 3)
-        self.shares = tuple(draw.choice((1, 2, 3, 7)) for _ in range(self.ranks))
+        self.shares = tuple(draw.choice((1, 2, 3, 7)) for _ in range(3))
         self.size = draw.randint(self.ranks * self.batch, 5 * self.ranks * self.batch)
         self.clips, self.drops_last, self.workers = draw.random() < 0.5, draw.random() < 0.3, draw.choice((0, 0, 2))
-        self.seed = number
+        self.seed, self.compiles = number, number % 9 == 4
+        self.then = draw.randint(1, 3) if number % 2 else self.ranks  # ranks that resume after the third step
 
     def data(self) -> TensorDataset:
         generator = torch.Generator().manual_seed(1)
@@ -62,15 +63,15 @@ class Setting:
         sampler = cpudist.shares(self.data(), self.batch, seed=self.seed, drop_last=self.drops_last)
         return DataLoader(self.data(), batch_sampler=sampler, num_workers=self.workers)
 
-    def train(self, model: Any, batches: Any) -> list[float]:
-        """Make five steps, and return the parameters."""
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-        for _ in range(5):
+    def train(self, model: Any, optimizer: Any, batches: Any, steps: int) -> list[float]:
+        """Make steps, and return the parameters."""
+        compute = torch.compile(model, backend="eager") if self.compiles else model
+        for _ in range(steps):
             for number in range(1, self.accumulation + 1):
                 inputs, wanted = next(batches)
-                sums = number == self.accumulation or isinstance(model, Model) or self.ranks == 1
+                sums = number == self.accumulation or not hasattr(model, "no_sync")
                 with nullcontext() if sums else model.no_sync():
-                    loss = torch.nn.functional.mse_loss(model(inputs)["out"], wanted) / self.accumulation
+                    loss = torch.nn.functional.mse_loss(compute(inputs)["out"], wanted) / self.accumulation
                     loss.backward()
             if self.clips:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
@@ -88,9 +89,13 @@ class Model(torch.nn.Sequential):
         return {"out": super().forward(inputs).mul_(1.0)}
 
 
-def _epochs(loader: Any) -> Any:
+def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+
+
+def _epochs(loader: Any, first: int) -> Any:
     """Yield batches without end, in another order in each epoch."""
-    for epoch in range(1000):
+    for epoch in range(first, 1000):
         loader.batch_sampler.set_epoch(epoch)
         yield from loader
 
@@ -99,20 +104,27 @@ def _epochs(loader: Any) -> Any:
 @pytest.mark.versions
 @pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.long if n >= 9 else ()) for n in range(60)])
 def test_the_model_is_one_processs(tmp_path: Path, number: int) -> None:
-    """With drawn shares, batches, accumulation, clipping and workers."""
+    """With drawn shares, batches, accumulation, clipping and workers, compiled, and resumed on other ranks."""
     setting = Setting(number)
 
     def script() -> None:
-        cpudist.init("gloo", pin=False)
-        job.require().balance.chosen = setting.shares
-        found = setting.train(cpudist.wrap(Model()), _epochs(setting.loader()))
-        (tmp_path / f"{job.require().world.rank}").write_text(json.dumps(found))
+        world = cpudist.init("gloo", pin=False)
+        job.require().balance.chosen = setting.shares[: world.size]
+        model, loader, checkpoints = cpudist.wrap(Model()), setting.loader(), cpudist.Checkpoints(tmp_path / "saved")
+        training = {"model": model, "optimizer": _sgd(model), "sampler": loader.batch_sampler}
+        begin = checkpoints.restore(**training, epoch=0)
+        batches = _epochs(loader, checkpoints.values["epoch"])
+        found = setting.train(model, training["optimizer"], batches, 2 if begin else 3)
+        checkpoints.save(begin + 3, **training, epoch=loader.batch_sampler.state_dict()["epoch"])
+        (tmp_path / f"{world.rank}").write_text(json.dumps(found))
         cpudist.shutdown()
 
-    ended = fork_ranks(script, setting.ranks)
-    assert [status for status, _ in ended] == [0] * setting.ranks, (vars(setting), ended)
-    expected = setting.train(Model(), _batches_of_all(setting))
-    for rank in range(setting.ranks):
+    model = Model()
+    expected = setting.train(model, _sgd(model), _batches_of_all(setting), 5)
+    for ranks in (setting.ranks, setting.then):
+        ended = fork_ranks(script, ranks)
+        assert [status for status, _ in ended] == [0] * ranks, (vars(setting), ended)
+    for rank in range(setting.then):
         found = json.loads((tmp_path / f"{rank}").read_text())
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6), vars(setting)
 
@@ -128,7 +140,7 @@ def _batches_of_all(setting: Setting) -> Any:
 
 
 def _step(model: Any, inputs: torch.Tensor) -> None:
-    model(inputs)["out"].sum().backward()
+    model(inputs)["out"].mean().backward()
     torch.optim.SGD(model.parameters()).step()
 
 
@@ -157,24 +169,43 @@ def _outputs_of_unknown_type(loader: Any) -> None:
 
     model = cpudist.wrap(Odd())
     for inputs, _ in loader:
-        model(inputs).out.sum().backward()
+        model(inputs).out.mean().backward()
+
+
+def _sum_by_criterion(loader: Any) -> None:
+    model = cpudist.wrap(Model())
+    for inputs, wanted in loader:
+        (torch.nn.functional.mse_loss(model(inputs)["out"], wanted, reduction="sum") * 0.5 + 1).backward()
+
+
+def _sum_by_hand(loader: Any) -> None:
+    model = cpudist.wrap(Model())
+    for inputs, wanted in loader:
+        loss = (model(inputs)["out"] - wanted).square().sum()
+        (loss / len(inputs) + sum(parameter.square().sum() for parameter in model.parameters())).backward()
+        (model(inputs)["out"] - wanted).square().sum(1).sum().neg().backward()
 
 
 @pytest.mark.job
 @pytest.mark.parametrize(
-    ("loop", "expected"),
+    ("loop", "shares", "expected"),
     [
-        (_model_without_ddp, "without its weight"),
-        (_indices_without_loader, "torch DataLoader"),
-        (_other_inputs, "is not known"),
-        (_outputs_of_unknown_type, "outputs of the type SimpleNamespace"),
+        (_model_without_ddp, (3, 1), "without its weight"),
+        (_model_without_ddp, (1, 1), "without its weight"),  # of the last batch
+        (_indices_without_loader, (3, 1), "no DataLoader has it"),
+        (_other_inputs, (3, 1), "is not known"),
+        (_outputs_of_unknown_type, (3, 1), "outputs of the type SimpleNamespace"),
+        (_sum_by_criterion, (1, 1), "the loss is a sum"),
+        (_sum_by_hand, (1, 1), "the loss is a sum"),
     ],
 )
-def test_a_loop_whose_weights_are_unknown_is_refused(loop: Callable[[Any], object], expected: str) -> None:
+def test_a_loop_whose_weights_are_unknown_is_refused(
+    loop: Callable[[Any], object], shares: tuple[float, ...], expected: str
+) -> None:
     def script() -> None:
         cpudist.init("gloo", pin=False)
-        job.require().balance.chosen = (3, 1)
-        data = TensorDataset(torch.ones(40, 5), torch.ones(40, 1))
+        job.require().balance.chosen = shares
+        data = TensorDataset(torch.ones(43, 5), torch.ones(43, 1))
         with pytest.raises(cpudist.UserError, match=expected):
             loop(DataLoader(data, batch_sampler=cpudist.shares(data, 2)))
         os._exit(0)  # the other rank may wait for this one

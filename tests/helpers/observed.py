@@ -51,7 +51,7 @@ class Observed:
 
     def __post_init__(self) -> None:
         self.counter = StepCounter(self.changes)
-        self.balance = Balance(self.world.rank, max(len(self.members), 1), self.store, self.counter)
+        self.balance = Balance(self.world.rank, max(len(self.members), 1), self.store, self.changes)
 
     def statuses(self) -> dict[int, RankStatus]:
         return self.ranks

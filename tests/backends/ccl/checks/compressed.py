@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from programs import leave, run_checks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import cpudist
 from cpudist import job
@@ -150,6 +151,29 @@ def check_the_wait_for_a_late_rank_is_counted() -> None:
         waited = backend.communication_seconds() - before
         assert step == 0 or is_late or waited > 0.2, waited  # DDP notes no times of the first step
         dist.barrier()
+
+
+def trained_in_shares(compress: str, shares: tuple[float, ...]) -> torch.Tensor:
+    """Return the parameters after 14 steps; PowerSGD begins after the tenth."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+    running.balance.chosen = shares
+    wrapped, optimizer = cpudist.wrap(model, compress=compress), torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(14 * 6 * world.size, 300)
+    for batch in DataLoader(data, batch_sampler=cpudist.shares(data, 6)):
+        (wrapped(batch) - batch[:, :1]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def check_unequal_shares() -> None:
+    """They train the model of equal shares, up to the format's rounding; PowerSGD's factors are those of the mean."""
+    equal, unequal = (1.0,) * world.size, tuple(4.0 - rank for rank in range(world.size))
+    for scheme, reference in ((wire, "none"), ("powersgd:2", "powersgd:2")):
+        expected, found = trained_in_shares(reference, equal), trained_in_shares(scheme, unequal)
+        assert same_on_all_ranks(found)
+        assert float((found - expected).norm()) < 2e-3 * float(expected.norm()), scheme
 
 
 run_checks(globals())
