@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
 
 import pytest
 from accelerate.data_loader import BatchSamplerShard
@@ -81,25 +80,3 @@ def test_each_step_has_the_samples_of_accelerates(case: Case) -> None:
     elif expected:
         assert found[-1].total() == case.ranks
         assert not expected[-1] - found[-1]
-
-
-@given(cases, st.integers(0, 40))
-def test_the_weighed_means_over_batches_make_the_mean_over_the_step(case: Case, epochs: int) -> None:
-    """As ranks compute it: each adds up its batches' means divided by their number, and then the ranks are averaged.
-
-    Steps may be counted over several epochs.
-    """
-    everyones = case.everyones()
-    batches = [list(sampler) for sampler in everyones]
-    steps = len(everyones[0]._steps())
-    for step in range(epochs * steps, (epochs + 1) * steps):
-        mean, samples = 0.0, []
-        for sampler, left in zip(everyones, batches, strict=True):
-            own = sampler.take(step)
-            for size, weight in own:
-                batch = left.pop(0)
-                assert len(batch) == size
-                samples += batch
-                mean += weight * float(Fraction(sum(batch), len(batch) * len(own) * case.ranks))
-        assert mean == pytest.approx(sum(samples) / len(samples))
-    assert not any(batches)

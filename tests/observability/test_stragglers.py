@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from observed import Observed
 
+from cpudist.balance.division import divide
 from cpudist.launchers import Placement
 from cpudist.observability.record import RunRecord
 from cpudist.observability.stragglers import Stragglers
@@ -83,6 +84,22 @@ def test_the_slower_a_rank_the_fewer_steps_it_takes(
     job = Job(size)
     assert fewest <= job.steps_until_named(computing, [fields if rank == 1 else {} for rank in range(size)]) <= most
     assert set(job.record.stragglers) <= {1}
+
+
+@pytest.mark.parametrize("fields", [{}, LOADS])
+def test_a_slow_rank_that_balance_relieves_is_told_by_its_shares_alone(
+    fields: dict[str, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it becomes the fast one before shares may change again."""
+    job = Job(2)
+    balance, job.paces = job.stragglers._job.balance, dict.fromkeys(range(2), replace(FIRST, available=1 << 40))
+    balance.follows_speeds, balance.per_step = True, 16
+    for speeds in [(30, 10)] * 60 + [(10, 30)] * 140:
+        shares = divide(16, balance.chosen)
+        took = [share / speed for share, speed in zip(shares, speeds, strict=True)]
+        job.step(took, [{"samples": share / max(took), **(fields if speeds[0] > 10 else {})} for share in shares])
+    assert re.findall(r"shares \d+ and \d+", capsys.readouterr().err) == ["shares 12 and 4", "shares 4 and 12"]
+    assert job.record.stragglers == {}
 
 
 def test_short_steps_take_as_many_seconds() -> None:
