@@ -1,13 +1,15 @@
-"""Find the CPUs of this rank, from its launcher's pinning or from the node's plan."""
+"""Find the CPUs of this rank, from its launcher's pinning or from the node's plan, and bind its threads to them."""
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from cpudist.console import say
 from cpudist.patching.undo import Changes
 from cpudist.pinning.plan import Plan, PlanOptions, RankPlan, make_plan
-from cpudist.pinning.threads import bind
 from cpudist.processes import procfs
 from cpudist.topology.kernel_files import format_list
 from cpudist.topology.limits import Limits
@@ -26,7 +28,7 @@ class Pinning:
         """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""
         if self.bound:
             try:
-                bind(self.plan, changes)
+                _bind(self.plan.cpus, changes)
             except OSError as error:  # the cpuset has changed since it was read
                 cpus = format_list(self.plan.cpus)
                 say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
@@ -101,3 +103,35 @@ def _part_of(limits: Limits, ranks: int) -> Limits:
     quota = None if limits.quota is None else limits.quota / ranks
     counted = None if limits.counted is None else limits.counted // ranks
     return replace(limits, quota=quota, counted=counted)
+
+
+def thread_masks() -> dict[int, frozenset[int]]:
+    """Return the CPUs on which each thread of this process may run, by the kernel's number of the thread."""
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            masks[int(task.name)] = frozenset(os.sched_getaffinity(int(task.name)))
+    return masks
+
+
+def _bind(cpus: Iterable[int], changes: Changes) -> None:
+    """Narrow this process's masks to `cpus`.
+
+    Existing threads, such as OpenMP's, move, too. A thread whose mask differs from the calling thread's was pinned by
+    other code, and is not moved.
+
+    Raises:
+        OSError: the kernel refuses the CPUs.
+    """
+    before, own = frozenset(os.sched_getaffinity(0)), frozenset(cpus)
+
+    def move(present: frozenset[int], wanted: frozenset[int]) -> None:
+        for thread, mask in thread_masks().items():
+            if mask == present != wanted:
+                with suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(thread, wanted)
+
+    changes.then(lambda: move(own, before))
+    os.sched_setaffinity(0, own)
+    for _ in range(2):  # an unmoved thread may start another one during the first pass
+        move(before, own)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import cpudist
-from cpudist.pinning.threads import threads
+from cpudist.pinning.rank_cpus import thread_masks
 
 
 def compute() -> None:
@@ -25,7 +25,7 @@ def compute() -> None:
 
 def state() -> dict[str, object]:
     return {
-        "masks": sorted(sorted(thread.mask) for thread in threads()),
+        "masks": sorted(map(sorted, thread_masks().values())),
         "omp_threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
