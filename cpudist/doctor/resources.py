@@ -1,4 +1,4 @@
-"""Check the CPUs, number formats, shared memory, locked memory and memory policy that a job gets here."""
+"""Check the CPUs, number formats, shared memory and locked memory that a job gets here."""
 
 import os
 import resource
@@ -12,7 +12,6 @@ from cpudist.topology.kernel_files import Files, format_list
 from cpudist.topology.limits import read_limits
 from cpudist.topology.machine import BFLOAT16, FLOAT16, features, units
 
-_RARELY = 0.01  # throttling in a smaller share of periods is no warning
 _SHM = "/dev/shm"
 # Two MPI ranks, or one process that loads data, use up Docker's default of 64 MB; then processes die of SIGBUS.
 _ENOUGH_SHM = 256 << 20
@@ -21,8 +20,6 @@ _LEAST_SHM = 32 << 20
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
-    if limits.quota is not None and limits.throttling is not None:
-        yield _stopped(*limits.throttling)
     yield quota(limits.quota)
     online, own = sysfs.online_cpus(files), limits.cpus or frozenset()
     some = "all" if own == online else f"{format_list(own)} of"
@@ -33,11 +30,6 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     yield from _number_formats(files)
     yield shared_memory(free_shared_memory())
     yield from _locked(files)
-    policy = (files.read("proc/self/numa_maps") or "- default").split(maxsplit=2)[1].partition(":")[0]
-    if policy not in ("default", "local"):
-        message = f"this shell's memory policy is {policy}, which ranks inherit: memory may be far from their cores"
-        remedy = "start the job without numactl --interleave, --membind or --preferred"
-        yield Finding("warning", "memory policy", message, remedy)
 
 
 def quota(cpus: float | None) -> Finding:
@@ -51,15 +43,6 @@ def quota(cpus: float | None) -> Finding:
     if cpus < 1:
         what += f", which runs for {cpus:.0%} of the time"
     return Finding("warning", "CPU quota", what, "give a whole number of CPUs (limits.cpu, docker --cpus, CPUQuota)")
-
-
-def _stopped(periods: int, throttled: int) -> Finding:
-    share = throttled / max(periods, 1)
-    said = f"the CPU quota has stopped this container in {share:.1%} of {periods} periods (nr_throttled)"
-    if share < _RARELY:
-        return Finding("ok", "throttling", said)
-    remedy = "start fewer threads (cpudist plan counts them by the quota), or raise it (limits.cpu, docker --cpus)"
-    return Finding("warning", "throttling", said, remedy)
 
 
 def _number_formats(files: Files) -> Iterator[Finding]:

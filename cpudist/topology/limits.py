@@ -11,7 +11,7 @@ its own root. Limits there are invisible, except for cpusets, which the kernel a
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cpudist.console import number_of
@@ -34,8 +34,6 @@ class Limits:
     # `--hint=nomultithread`, otherwise hardware threads.
     counted: int | None = None
     memory: int | None = None  # bytes for all ranks of the node together
-    # Number of CPU quota periods, and of throttled periods; None without a quota.
-    throttling: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -50,14 +48,12 @@ def read_limits(files: Files, affinity: frozenset[int] | None, env: Mapping[str,
 
     A missing control group sets no limit.
     """
-    cpu, memory = list(_groups(files, "cpu")), list(_groups(files, "memory"))
     sets = [cpus for cpus in (affinity, _cpuset(files)) if cpus]
     return Limits(
         cpus=frozenset.intersection(*sets) if sets else None,
-        quota=_least(_quota(files, group) for group in cpu),
+        quota=_least(_quota(files, group) for group in _groups(files, "cpu")),
         counted=_least([_slurm_cpus(env), _slurm_cores(env)]),
-        memory=_least(_memory(files, group) for group in memory),
-        throttling=next((found for group in cpu if (found := _throttling(files, group))), None),
+        memory=_least(_memory(files, group) for group in _groups(files, "memory")),
     )
 
 
@@ -137,11 +133,6 @@ def _quota(files: Files, group: str) -> float | None:
 def _memory(files: Files, group: str) -> int | None:
     text = files.read(f"{group}/memory.max") or files.read(f"{group}/memory.limit_in_bytes")
     return None if not text or text == "max" or int(text) >= _NO_LIMIT else int(text)
-
-
-def _throttling(files: Files, group: str) -> tuple[int, int] | None:
-    found = re.findall(r"^nr_(?:periods|throttled) (\d+)$", files.read(f"{group}/cpu.stat") or "", re.MULTILINE)
-    return (int(found[0]), int(found[1])) if len(found) == 2 else None
 
 
 def _least(values: Iterable[_Number | None]) -> _Number | None:

@@ -39,12 +39,10 @@ def test_version_2_takes_the_smallest_on_the_way_up(tmp_path: Path) -> None:
             f"{pod}/container/cpu.max": "max 100000",
             f"{pod}/container/memory.max": "max",
             f"{pod}/container/cpuset.cpus.effective": "0-63",
-            f"{pod}/container/cpu.stat": "usage_usec 1\nnr_periods 10\nnr_throttled 4\nthrottled_usec 9",
         },
     )
     found = read_limits(files, frozenset({3, 63, 64}), {})
     assert (found.quota, found.memory, found.cpus) == (1.5, 8 << 30, {3, 63})
-    assert found.throttling == (10, 4)
 
 
 @pytest.mark.parametrize(("limit", "memory"), [(9223372036854771712, None), (1 << 30, 1 << 30)])
