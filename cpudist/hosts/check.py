@@ -67,7 +67,7 @@ def check_hosts(
     with folders.probe(os.getcwd()) if shared else nullcontext("") as probe:
         words = [*python_main(Facts.__module__, path=path), os.getcwd(), script, probe, interface or ""]
         named = interface or any(map(os.environ.get, INTERFACE_VARIABLES))
-        (reference, *answers), failed, trials = asyncio.run(_ask_all([here, *hosts], words, starter, not named))
+        (reference, *answers), trials = asyncio.run(_ask_all([here, *hosts], words, starter, not named))
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
     facts: dict[Host, Facts] = {}
@@ -80,11 +80,12 @@ def check_hosts(
         facts[host] = answer
     for host, finding in _unlike(facts):
         findings[host].append(finding)
+    failed = {(trial.source, trial.target): trial.error for trial in trials if trial.error and not trial.interface}
     for host, finding in unconnected(failed, [here, *hosts]):
         findings[host].append(finding)
     if failed:  # no network can be judged where the usual addresses do not connect
         return Checked(facts, findings)
-    findings[here], only = judge_networks(trials)
+    findings[here], only = judge_networks([trial for trial in trials if trial.interface])
     return Checked(facts, findings, only)
 
 
@@ -121,12 +122,11 @@ async def _why_not_up(host: Host) -> str:
 
 async def _ask_all(
     hosts: Sequence[Host], words: Sequence[str], starter: Sequence[str], networks: bool
-) -> tuple[list[Facts | Finding], dict[tuple[Host, Host], str], list[Trial]]:
+) -> tuple[list[Facts | Finding], list[Trial]]:
     """Ask hosts, this one first, for their facts; then let them connect to each other, to this one at `starter`.
 
-    Returns:
-        The facts or an error of each host, the failed connections, from a host to another one, and with `networks`
-        the trials of every address where a host has several.
+    With `networks` they try every address where a host has several. Return the facts or an error of each host, and the
+    trials.
     """
     async with AsyncExitStack() as stack:
         talks = {}
@@ -143,28 +143,30 @@ async def _ask_all(
         for host, one in zip(hosts, found, strict=True):
             if isinstance(one, Facts) and one.address:
                 machines.setdefault(one.identity, (host, one))
-        nodes, failed, trials = dict(machines.values()), {}, list[Trial]()
+        nodes, trials = dict(machines.values()), list[Trial]()
         several = networks and any(len(one.networks) > 1 for one in nodes.values())
         order = list(nodes)
 
+        def ways(host: Host) -> list[tuple[str, Sequence[str]]]:
+            """Return the addresses at which others try to reach a host: the usual one, and those of its interfaces."""
+            usual = starter if host == hosts[0] else [nodes[host].address]
+            return [("", usual), *((name, [one]) for name, one in nodes[host].networks.items() if several)]
+
         async def connect(host: Host) -> None:
             others = [order[number] for number in partners(order.index(host), len(order))]
-            asked = [[starter if other == hosts[0] else [nodes[other].address], nodes[other].port] for other in others]
-            more = [(other, name) for other in others for name in nodes[other].networks] if several else []
-            asked += [[[nodes[other].networks[name]], nodes[other].port] for other, name in more]
-            answer = understood(host, await talks[host](json.dumps(asked)), lambda fields: _errors(fields, len(asked)))
+            ends = [(other, name, where) for other in others for name, where in ways(other)]
+            asked = json.dumps([[where, nodes[other].port] for other, _, where in ends])
+            answer = understood(host, await talks[host](asked), lambda fields: _errors(fields, len(ends)))
             if isinstance(answer, Finding):
                 found[hosts.index(host)] = answer
             else:
-                failed.update({(host, other): why for other, why in zip(others, answer, strict=False) if why})
-                tried = zip(more, answer[len(others) :], strict=True)
-                trials.extend(Trial(host, other, name, why) for (other, name), why in tried)
+                trials.extend(Trial(host, *end[:2], error) for end, error in zip(ends, answer, strict=True))
 
         if hosts[0] in nodes:  # it need not connect to the others if it has no ranks
             own = nodes[hosts[0]].identity
             among = any(isinstance(one, Facts) and one.identity == own for one in found[1:])
             await ask_each(order[not among :], connect, "connecting every pair of hosts")
-    return found, failed, trials
+    return found, trials
 
 
 def _facts(fields: Any, before: float, after: float) -> Facts:

@@ -17,12 +17,12 @@ _MTU_REMEDY = "set the network's MTU on all hosts: ip link set eth0 mtu 1500"
 
 @dataclass(frozen=True)
 class Trial:
-    """A connection from a host to an interface of another one; `error` is empty if it succeeded."""
+    """A connection from a host to another one."""
 
     source: Host
     target: Host
-    interface: str
-    error: str
+    interface: str  # the target's; empty: its usual address
+    error: str  # empty if the connection succeeded
 
 
 def partners(own: int, count: int) -> list[int]:
