@@ -6,14 +6,11 @@ take half the time.
 """
 
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 
 from usage import asked
 
-ROUNDS, CALLS = 15, 4
 MB = 1 << 20
 
 cores = sorted(os.sched_getaffinity(0))[:2]
@@ -27,6 +24,8 @@ def rank(number: int, folder: str) -> None:
 
     import cpudist  # noqa: F401 - registers ccl
     from cpudist.backends.ccl import extension
+    from cpudist.bench.report import median_cell, ratio_cell, table
+    from cpudist.bench.timing import Candidate, Turns, ratio, take_turns, timed, together
 
     dist.init_process_group("ccl", init_method=f"file://{folder}/store", rank=number, world_size=2)
     groups = {}
@@ -34,28 +33,27 @@ def rank(number: int, folder: str) -> None:
         torch.set_num_threads(threads)
         extension.load().lend_computing_threads(threads)
         groups[threads] = dist.new_group()
+    turns, rows = Turns(rounds=15, calls=4, warm_up=1), []  # the call before the timed ones starts the threads
+
+    def with_threads(threads: int, collective: Callable[..., object], *tensors: torch.Tensor) -> Candidate:
+        def call() -> None:
+            torch.set_num_threads(threads)
+            collective(*tensors, group=groups[threads])
+
+        return together(timed(call))
+
     for size in (1, 4, 25, 96):
         whole, half = torch.ones(size * MB // 4), torch.ones(size * MB // 8)
-        calls: dict[str, Callable[[dist.ProcessGroup], object]] = {
-            "all_reduce": lambda group: dist.all_reduce(whole, group=group),  # noqa: B023
-            "reduce_scatter": lambda group: dist.reduce_scatter_tensor(half, whole, group=group),  # noqa: B023
-            "all_gather": lambda group: dist.all_gather_into_tensor(whole, half, group=group),  # noqa: B023
+        calls: dict[str, tuple[Callable[..., object], *tuple[torch.Tensor, ...]]] = {
+            "all_reduce": (dist.all_reduce, whole),
+            "reduce_scatter": (dist.reduce_scatter_tensor, half, whole),
+            "all_gather": (dist.all_gather_into_tensor, whole, half),
         }
         for name, call in calls.items():
-            seconds: dict[int, list[float]] = {1: [], 2: []}
-            for _ in range(ROUNDS):
-                for threads, times in seconds.items():
-                    torch.set_num_threads(threads)
-                    call(groups[threads])  # starts the threads
-                    dist.barrier()
-                    begin = time.perf_counter()
-                    for _ in range(CALLS):
-                        call(groups[threads])
-                    times.append((time.perf_counter() - begin) / CALLS)
-            if number == 0:
-                one, two = (statistics.median(times) * 1e3 for times in seconds.values())
-                print(f"{size:3} MB {name:15} one thread {one:6.2f} ms, two {two:6.2f} ms, ratio {two / one:.2f}")
+            one, two = take_turns({str(threads): with_threads(threads, *call) for threads in groups}, turns).values()
+            rows.append([f"{size} MB", name, median_cell(one), median_cell(two), ratio_cell(ratio(two, one))])
     if number == 0:
+        print(table(["size", "collective", "one thread", "two", "two / one"], rows))
         print(f"bytes of each thread: {extension.load().bytes_of_threads()}")
     dist.destroy_process_group()
 
