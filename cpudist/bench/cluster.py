@@ -30,7 +30,7 @@ _MATRIX = 1024  # rows and columns
 _COPIED_BYTES = 1 << 27  # more than caches hold
 _RATE_SECONDS = 1.0
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
-_CALLS, _FEWEST_CALLS = 10, 2  # a slow network takes long
+_CALLS, _FEWEST_CALLS = 5, 1  # a slow network takes long
 _AGAIN = 4  # Slow hosts and links are measured again so often, because other programs' noise passes.
 _STEPS, _SAMPLES = 5, 24
 
