@@ -14,12 +14,13 @@ from launcher_variables import HYDRA
 from cpudist.cli.launch import job_of
 from cpudist.errors import UserError
 from cpudist.findings import Finding
-from cpudist.hosts import host_plan, restarts
+from cpudist.hosts import host_plan
+from cpudist.hosts import run as module
 from cpudist.hosts.check import Checked
 from cpudist.hosts.facts import Facts
 from cpudist.hosts.host_plan import HostPlan, LaunchOptions
 from cpudist.hosts.hostfile import parse
-from cpudist.hosts.restarts import Restarts
+from cpudist.hosts.run import Restarts
 from cpudist.launchers import detect
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host
@@ -89,7 +90,7 @@ def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks(plan_of: Plan, m
 
 @pytest.fixture(autouse=True)
 def _clock(clock: Clock) -> None:
-    clock.drives(restarts)
+    clock.drives(module)
 
 
 def attempts(job: Restarts, clock: Clock, *seconds: float) -> list[bool]:
