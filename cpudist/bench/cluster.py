@@ -18,7 +18,6 @@ import torch.distributed as dist
 from cpudist import api
 from cpudist.bench.cluster_figures import ClusterFigures, HostFigures, LinkFigures
 from cpudist.bench.judgement import is_starved, slow_and_late, slow_hosts
-from cpudist.bench.links import measure_links, pairs_in_rounds
 from cpudist.bench.timing import timed, together
 from cpudist.checkpoints import folders
 from cpudist.console import number_of, say
@@ -33,6 +32,11 @@ _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
 _CALLS, _FEWEST_CALLS = 5, 1  # a slow network takes long
 _AGAIN = 4  # Slow hosts and links are measured again so often, because other programs' noise passes.
 _STEPS, _SAMPLES = 5, 24
+_SMALL_BYTES, _ROUND_TRIPS = 8, 20
+_FIRST_BYTES, _MOST_BYTES = 1 << 18, 1 << 26
+_MESSAGE_SECONDS = 0.15  # approximate duration of one large message
+_LARGE_MESSAGES = 3
+_TO, _FROM = 0, 1  # the direction of a large message, seen from the rank that takes the time
 
 
 def measure(job: Job) -> ClusterFigures:
@@ -66,7 +70,7 @@ def _measure_links(job: Job, hosts: Sequence[HostFigures]) -> list[LinkFigures]:
     ranks = _from_each_host(job, job.world.rank)
     pairs, links = pairs_in_rounds(len(ranks)), dict[tuple[int, int], LinkFigures]()
     for _ in range(1 + _AGAIN if len(ranks) > 1 else 0):
-        own = measure_links(job.world.node_rank, ranks, pairs) if job.world.local_rank == 0 else []
+        own = _links_from(job.world.node_rank, ranks, pairs) if job.world.local_rank == 0 else []
         for link in itertools.chain(*_from_each_host(job, own)):
             ends = link.source, link.target
             links[ends] = max(links.get(ends, link), link, key=lambda one: one.bandwidth / one.latency)
@@ -147,3 +151,74 @@ def _train(rank: int, size: int) -> float:
         (error * size / samples.shape[0]).backward()  # gradients are averaged over ranks
         optimizer.step()
     return float((model(samples) - targets).square().mean().detach())
+
+
+def pairs_in_rounds(hosts: int) -> list[tuple[int, int]]:
+    """Return all pairs of hosts in rounds. A round has each host in at most one pair (the circle method)."""
+    circle: list[int | None] = [*range(hosts), *([None] if hosts % 2 else [])]
+    found = []
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        found += [(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return found
+
+
+def _links_from(own: int, ranks: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[LinkFigures]:
+    """Return both directions of the links from host `own` to hosts of higher numbers.
+
+    One of each host's `ranks` calls it. `pairs` are pairs of hosts, in the order of their rounds.
+    """
+    found = []
+    for low, high in pairs:
+        if own == low:
+            found += _ask(low, high, ranks[high])
+        elif own == high:
+            _answer(ranks[low])
+    return found
+
+
+def _ask(own: int, other: int, rank: int) -> list[LinkFigures]:
+    """Measure the link to a rank that calls `_answer`. All times are taken here."""
+    latency = min(_timed(_SMALL_BYTES, rank, _TO) for _ in range(_ROUND_TRIPS)) / 2
+    links = []
+    for way, ends in ((_TO, (own, other)), (_FROM, (other, own))):
+        size = _FIRST_BYTES
+        while min(_timed(size, rank, way) for _ in range(2)) < _MESSAGE_SECONDS / 4 and size < _MOST_BYTES:
+            size *= 4
+        best = min(_timed(size, rank, way) for _ in range(1 + _LARGE_MESSAGES))
+        # Subtract at most half of the time, because a busy host answers small messages late.
+        links.append(LinkFigures(*ends, latency, size / max(best - 2 * latency, best / 2)))
+    dist.send(torch.tensor([0, _TO]), rank)
+    return links
+
+
+def _timed(size: int, rank: int, way: int) -> float:
+    """Return the seconds of a message of `size` bytes and of a small one in the other direction."""
+    message, small = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
+    begin = time.perf_counter()
+    dist.send(torch.tensor([size, way]), rank)
+    if way == _TO:
+        dist.send(message, rank)
+        dist.recv(small, rank)
+    else:
+        dist.recv(message, rank)
+    return time.perf_counter() - begin
+
+
+def _answer(rank: int) -> None:
+    """Take part in the measurement of another rank, until it sends a size of 0."""
+    small = torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
+    asked = torch.zeros(2, dtype=torch.int64)
+    while True:
+        dist.recv(asked, rank)
+        size, way = asked.tolist()
+        if size == 0:
+            return
+        message = torch.zeros(size, dtype=torch.uint8)
+        if way == _TO:
+            dist.recv(message, rank)
+            dist.send(small, rank)
+        else:
+            dist.send(message, rank)

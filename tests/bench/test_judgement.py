@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist import typed_json
+from cpudist.bench.cluster import pairs_in_rounds
 from cpudist.bench.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_bandwidth
 from cpudist.bench.judgement import judge
-from cpudist.bench.links import pairs_in_rounds
 from cpudist.launchers import Placement
 from cpudist.observability import product_speed
 from cpudist.world import RankInfo
