@@ -2,7 +2,6 @@
 
 import os
 import resource
-import signal
 import subprocess
 import sys
 import uuid
@@ -13,10 +12,10 @@ import psutil
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.hosts import node_agent, node_agents
+from cpudist.hosts import node_agents
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.processes import procfs, silent_hosts
+from cpudist.processes import silent_hosts
 from cpudist.processes.procfs import python_main
 from cpudist.waiting import poll
 
@@ -129,23 +128,6 @@ def test_another_agent_takes_its_place_or_it_ends_the_job(start: Start, job: str
     second.stdin.close()
     until(second, "left 0")
     assert rank.wait(10) == -9
-
-
-def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(start: Start, job: str) -> None:
-    other = start(["-c", SLEEP])
-    now = procfs.read(other.pid)
-    ended = now._replace(start=now.start - 1)
-    procfs.send_signal(ended, signal.SIGKILL)
-    agent = node_agent._Agent(job, "MY_RANK")
-    agent._known = {other.pid: ended}
-    assert agent.kill_all() == 0
-    agent._ranks = {ended: ("0", None)}
-    agent.signal_ranks(signal.SIGKILL)
-    agent.wait_for_input(0.3)
-    assert agent._ranks == {}, "that rank has ended"
-    assert other.poll() is None
-    procfs.send_signal(now, signal.SIGTERM)
-    assert other.wait(10) == -signal.SIGTERM
 
 
 # As sshd: starts a rank for a launcher, by a shell, and perhaps another session of the user, who shares the connection.

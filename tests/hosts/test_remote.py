@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_check import FACTS, RANKS
+from test_check import FACTS
 
 from cpudist.cli import top
 from cpudist.findings import Finding
@@ -152,21 +152,9 @@ def test_what_is_no_answer_is_one_line(output: str) -> None:
         assert "\n" not in found.line
 
 
-@given(changed(RANK))
-def test_ranks_of_another_version_are_a_table_or_an_error(rank: dict[str, Any]) -> None:
-    table_or_error(json.dumps([rank]))
-
-
 @given(changed(FIGURES))
 def test_figures_of_another_version_leave_the_others(figures: dict[str, Any]) -> None:
     assert table_or_error(json.dumps([{**RANK, "figures": figures}]))
-
-
-@given((changed(FIELDS) | changed(RANKS).map(lambda ranks: {**FIELDS, "ranks": ranks})).map(json.dumps))
-def test_facts_of_another_version_are_facts_or_an_error(output: str) -> None:
-    if not isinstance(found := facts_of(output), Finding):
-        check._judge(THERE, found, FACTS, "train.py")
-        assert found.ranks["numa"] > 0
 
 
 def test_what_they_say_is_understood_after_a_greeting() -> None:

@@ -166,17 +166,3 @@ def test_a_missing_rank_at_the_end_is_a_failure(tmp_path: Path) -> None:
     assert re.search(r"after 1 s at the end still waiting for rank 1 .*test_ranks\.py:\d+", output), output
     assert "Traceback" not in output
     assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"
-
-
-def test_a_job_of_one_rank_that_stalls_ends_with_its_stacks(tmp_path: Path) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])  # here, since it imports torch._dynamo
-
-    def script() -> None:
-        begin(stall=1, record=tmp_path / "record.json")
-        optimizer.step()
-        time.sleep(30)
-
-    ((status, output),) = fork_ranks(script, 1)
-    assert status == 1
-    assert re.search("no step, collective or batch for (?s:.*)in script", output), output
-    assert json.loads((tmp_path / "record.json").read_text())["exit"] == "failed"

@@ -15,7 +15,7 @@ import torch
 
 from cpudist import compiler
 from cpudist.backends.ccl import ccl_group, compilation, extension, register, toolchain
-from cpudist.backends.ccl.compilation import MODULE, MODULE_WITHOUT_ONECCL, SOURCES
+from cpudist.backends.ccl.compilation import MODULE_WITHOUT_ONECCL, SOURCES
 from cpudist.compiler import Library
 from cpudist.errors import UserError
 
@@ -235,30 +235,6 @@ def test_the_module_is_compiled_without_oneccl_where_it_is_not_installed(monkeyp
     command = module.command(compiler.Compiler(("g++",), "g++"), Path("x.so"))
     assert module.file == MODULE_WITHOUT_ONECCL
     assert not [word for word in command if "ccl" in word.lower() and "csrc" not in word]
-
-
-@pytest.mark.parametrize(
-    ("files", "oneccl_libraries", "found"),
-    [
-        ((MODULE, MODULE_WITHOUT_ONECCL), True, MODULE),
-        ((MODULE, MODULE_WITHOUT_ONECCL), False, MODULE_WITHOUT_ONECCL),
-        ((MODULE,), False, None),
-    ],
-)
-def test_a_wheels_module_with_oneccl_serves_where_its_libraries_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: tuple[str, ...], oneccl_libraries: bool, found: str | None
-) -> None:
-    monkeypatch.setattr(compilation, "find_oneccl", lambda: None)
-    monkeypatch.setattr(compilation, "find_libraries", lambda: tmp_path / "lib" if oneccl_libraries else None)
-    prebuilt = tmp_path / "lib/python3.11/site-packages/cpudist/backends/ccl/prebuilt"
-    monkeypatch.setattr(compilation, "PREBUILT", prebuilt)
-    folder = prebuilt / compilation.prebuilt_for()
-    folder.mkdir(parents=True)
-    for file in files:
-        (folder / file).touch()
-    assert compilation.prebuilt() == (folder / found if found else None)
-    if found:
-        assert compilation.find_built() == compilation.ensure_built() == folder / found
 
 
 def test_in_the_sources_no_torch_is_below_transport_hpp_and_no_oneccl_above_it() -> None:

@@ -4,7 +4,6 @@ import gc
 import os
 import resource
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -243,21 +242,6 @@ def check_groups_freed_in_another_order_on_each_rank() -> None:
             work.wait()
         for number in range(len(groups)):
             dist.destroy_process_group(groups[(number + rank) % len(groups)])
-
-
-def check_a_rank_that_comes_late_to_a_group_is_named() -> None:
-    """By its number in the job, its host and its line; once, by a rank that waits."""
-    said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "LONG_WAIT_SECONDS", 1.0)
-        patch.setattr(waiting, "say", said.append)
-        if rank == size - 1:
-            time.sleep(4)
-        if rank >= size - 2:
-            dist.destroy_process_group(dist.new_group([size - 2, size - 1], use_local_synchronization=True))
-    if rank == size - 2:
-        (line,) = said
-        assert f"waiting for rank {size - 1} ({world.hosts[0]}, last in edges.py:" in line, line
 
 
 run_checks(globals())
