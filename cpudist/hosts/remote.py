@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -35,6 +36,8 @@ _OPTIONS = (
 _SSH = ("ssh", "-T", "-x", *(word for option in _OPTIONS for word in ("-o", option)))
 _SSH_FAILED = 255
 _SILENT_SECONDS = 2.0
+_SLOW_NAME_SECONDS = 3.0
+_slow_names: list[str] = []  # the first of them is reported
 _LONGEST_LINE = 64 << 20  # bytes
 _BEGINS = "cpudist-begins"  # a line between the output of the login shell's own files and the program's
 
@@ -60,7 +63,11 @@ def is_here(name: str) -> bool:
     """Return whether a name or address is this machine's, so that no ssh is needed."""
     if name.lower() in ("localhost", socket.gethostname().lower()):
         return True
+    begin = time.monotonic()
     found = resolved(name)
+    if (seconds := time.monotonic() - begin) > _SLOW_NAME_SECONDS and not _slow_names:
+        _slow_names.append(name)
+        say(f"warning: the name server takes {seconds:.0f} s for {name}; add the hosts to /etc/hosts")
     if not found:
         return False
     return bool(found & set(addresses())) or all(ipaddress.ip_address(address).is_loopback for address in found)
