@@ -89,7 +89,7 @@ class Setting:
             labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
         rows = [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
         for row in rows if self.pads else ():
-            length = int(torch.randint(1, _TOKENS + 1, (), generator=generator))
+            length = int(torch.randint(1, _TOKENS - 1, (), generator=generator))  # so that each batch is trimmed
             row["attention_mask"] = torch.arange(_TOKENS) < length
             if self.pads == "left":
                 row["attention_mask"] = row["attention_mask"].flip(0)
