@@ -31,24 +31,17 @@ class Batch:
 
 
 class Balance:
-    """The shares of a job's ranks. Every rank has one; rank 0 chooses.
-
-    Attributes:
-        rank, ranks: this rank, and the number of all.
-        follows_speeds: whether shares follow the ranks' speeds (`--balance`); otherwise they stay as they are.
-        chosen: on rank 0 the newest shares, in any unit; samplers get them later, all ranks at the same batch.
-        per_step: samples of all ranks in a step, or in the largest batch of a loop of one's own; 0: not known yet.
-        least: the smallest share of a step.
-        computed: samples that this rank has computed.
-    """
+    """The shares of a job's ranks. Every rank has one; rank 0 chooses."""
 
     def __init__(self, rank: int, ranks: int, store: Store, changes: Changes) -> None:
         self.rank, self.ranks = rank, ranks
-        self.follows_speeds = False
+        self.follows_speeds = False  # whether shares follow the ranks' speeds; otherwise they stay as they are
+        # On rank 0 the newest shares, in any unit; samplers get them later, all ranks at the same batch.
         self.chosen: tuple[float, ...] = (1.0,) * ranks
-        self.per_step, self.least, self.computed = 0, 1, 0
+        self.per_step = 0  # samples of all ranks in a step, or in a loop's largest batch; 0: not known yet
+        self.least, self.computed = 1, 0  # the smallest share of a step; the samples that this rank has computed
         self._store, self._changes = store, changes
-        self._agreed: dict[str, tuple[float, ...]] = {}
+        self._agreed: dict[str, tuple[int, tuple[float, ...]]] = {}  # of each sampler the newest period and its shares
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._samplers = 0
         self._batch: Batch | None = None
@@ -71,20 +64,22 @@ class Balance:
         return str(self._samplers)
 
     def agreed(self, sampler: str, number: int) -> tuple[float, ...]:
-        """Return the shares for batch `number` of a sampler; every rank asks for all batches, in their order.
+        """Return the shares for batch `number` of a sampler.
 
         The first rank in a period fixes its shares: the newest ones that rank 0 has published. So no rank waits for
         another one, although loaders take batches ahead.
         """
-        period, later = divmod(number, _PERIOD)
-        if not later and self.follows_speeds and self.ranks > 1:
+        period = number // _PERIOD
+        known, shares = self._agreed.setdefault(sampler, (-1, self.chosen))
+        if period != known and self.follows_speeds and self.ranks > 1:
             key = f"balance/{sampler}/{{}}"
             if self.rank == 0:
                 self._store.set(_CHOSEN, json.dumps(self.chosen))
                 self._store.delete_key(key.format(period - _KEPT))
             newest = self._store.get(_CHOSEN).decode() if self._store.check([_CHOSEN]) else json.dumps(self.chosen)
-            self._agreed[sampler] = tuple(json.loads(self._store.compare_set(key.format(period), "", newest)))
-        return self._agreed.setdefault(sampler, self.chosen)
+            shares = tuple(json.loads(self._store.compare_set(key.format(period), "", newest)))
+            self._agreed[sampler] = period, shares
+        return shares
 
     def take(self, batch: Batch) -> None:
         """Note that the loop has taken `batch`; its weight holds for forward passes until it takes the next one."""

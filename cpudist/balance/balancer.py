@@ -69,7 +69,7 @@ class Balancer:
             return None
         speeds = _speeds(before, now)
         if speeds is None:
-            if now[0].steps >= _UNSEEN and not self._warned:
+            if now[0].steps >= _UNSEEN and not (now[0].samples or self._warned):
                 self._warned = True
                 say("warning: --balance changes nothing: neither cpudist.shares nor a Trainer divides the batches")
             return None
@@ -99,9 +99,8 @@ class Balancer:
             return None
         self._balance.chosen, self._changed_at = best, now[0].steps
         slow, fast = (self._names[speeds.index(choose(speeds))] for choose in (min, max))
-        told = ", ".join(map(str, best[:-1])) + f" and {best[-1]}"
-        if len(best) > _TOLD:
-            told = f"{min(best)} to {max(best)}"
+        few, each = len(best) <= _TOLD, ", ".join(map(str, best[:-1]))
+        told = f"{each} and {best[-1]}" if few else f"{min(best)} to {max(best)}"
         growth, rank = max((new / old, rank) for rank, (new, old) in enumerate(zip(best, self._largest, strict=True)))
         grows = f"; {self._names[rank]} has computed {self._largest[rank]} at most so far" if growth > 1 else ""
         say(

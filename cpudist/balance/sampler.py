@@ -27,7 +27,7 @@ class SharesSampler(Sampler[list[int]]):
         self._samples = batch_size * balance.ranks
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._name = balance.number_sampler()
-        self._yielded = 0  # batches since the job has started
+        self._total = 0  # batches that the loop has taken since the job has started
         self._ahead: deque[Batch] = deque()  # yielded, and not taken by the loop yet
         self._epoch = self._start = self._taken = 0
 
@@ -51,12 +51,12 @@ class SharesSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
+        before = self._total - self._start  # without what loaders have taken ahead, which ranks may differ in
         self._taken, self._start = self._start, 0  # the next epoch begins at its start
         self._ahead.clear()
         for number in range(self._taken, len(self)):
             whole = order[number * self._samples : (number + 1) * self._samples]
-            shares = divide(max(len(whole), self._balance.ranks), self._balance.agreed(self._name, self._yielded))
-            self._yielded += 1
+            shares = divide(max(len(whole), self._balance.ranks), self._balance.agreed(self._name, before + number))
             begin = sum(shares[: self._balance.rank])
             own = whole[begin : begin + shares[self._balance.rank]]
             self._ahead.append(Batch(len(own) or 1, self._balance.ranks * len(own) / len(whole)))
@@ -64,7 +64,7 @@ class SharesSampler(Sampler[list[int]]):
 
     def take(self) -> None:
         """Note that the loop takes the next batch of those that were yielded."""
-        self._taken += 1
+        self._taken, self._total = self._taken + 1, self._total + 1
         self._balance.take(self._ahead.popleft())
 
     def _order(self) -> list[int]:

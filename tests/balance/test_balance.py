@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cpudist
 from cpudist import job
+from cpudist.balance import agreed
 from cpudist.balance.agreed import Balance
 from cpudist.balance.balancer import Balancer
 from cpudist.balance.division import divide, seconds
@@ -52,16 +55,18 @@ class Setting:
         self.size = draw.randint(self.ranks * self.batch, 5 * self.ranks * self.batch)
         self.clips, self.drops_last, self.workers = draw.random() < 0.5, draw.random() < 0.3, draw.choice((0, 0, 2))
         self.seed, self.compiles = number, number % 9 == 4
-        self.then = draw.randint(1, 3) if number % 2 else self.ranks  # ranks that resume after the third step
+        self.most = draw.choice((1, 3, 100))  # batches of an epoch, which may end early
+        # The numbers of ranks, and the steps that they make; the second ones resume.
+        self.parts = [(self.ranks, 3), (draw.randint(1, 3), 2)] if number % 2 else [(self.ranks, 5)]
 
     def data(self) -> TensorDataset:
         generator = torch.Generator().manual_seed(1)
         inputs = torch.randn(self.size, 5, generator=generator)
         return TensorDataset(inputs, inputs.prod(1, keepdim=True))
 
-    def loader(self) -> Any:
+    def loader(self, rank: int) -> Any:
         sampler = cpudist.shares(self.data(), self.batch, seed=self.seed, drop_last=self.drops_last)
-        return DataLoader(self.data(), batch_sampler=sampler, num_workers=self.workers)
+        return DataLoader(self.data(), batch_sampler=sampler, num_workers=self.workers * (rank % 2))
 
     def train(self, model: Any, optimizer: Any, batches: Any, steps: int) -> list[float]:
         """Make steps, and return the parameters."""
@@ -93,38 +98,43 @@ def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
 
-def _epochs(loader: Any, first: int) -> Any:
-    """Yield batches without end, in another order in each epoch."""
+def _epochs(loader: Any, first: int, most: int) -> Any:
+    """Yield batches without end, in another order in each epoch; rank 0 chooses other shares all the time."""
+    balance = job.require().balance
     for epoch in range(first, 1000):
         loader.batch_sampler.set_epoch(epoch)
-        yield from loader
+        for batch in islice(loader, most - loader.batch_sampler.state_dict()["batch"]):
+            balance.chosen = (*balance.chosen[1:], balance.chosen[0])
+            yield batch
 
 
 @pytest.mark.job
 @pytest.mark.versions
 @pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.long if n >= 9 else ()) for n in range(60)])
-def test_the_model_is_one_processs(tmp_path: Path, number: int) -> None:
+def test_the_model_is_one_processs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """With drawn shares, batches, accumulation, clipping and workers, compiled, and resumed on other ranks."""
     setting = Setting(number)
+    monkeypatch.setattr(agreed, "_PERIOD", 2)
 
-    def script() -> None:
-        world = cpudist.init("gloo", pin=False)
+    def script(steps: int) -> None:
+        world = cpudist.init("gloo", pin=False, balance=True)
         job.require().balance.chosen = setting.shares[: world.size]
-        model, loader, checkpoints = cpudist.wrap(Model()), setting.loader(), cpudist.Checkpoints(tmp_path / "saved")
+        model, loader = cpudist.wrap(Model()), setting.loader(world.rank)
+        checkpoints = cpudist.Checkpoints(tmp_path / "saved")
         training = {"model": model, "optimizer": _sgd(model), "sampler": loader.batch_sampler}
         begin = checkpoints.restore(**training, epoch=0)
-        batches = _epochs(loader, checkpoints.values["epoch"])
-        found = setting.train(model, training["optimizer"], batches, 2 if begin else 3)
-        checkpoints.save(begin + 3, **training, epoch=loader.batch_sampler.state_dict()["epoch"])
+        batches = _epochs(loader, checkpoints.values["epoch"], setting.most)
+        found = setting.train(model, training["optimizer"], batches, steps)
+        checkpoints.save(begin + steps, **training, epoch=loader.batch_sampler.state_dict()["epoch"])
         (tmp_path / f"{world.rank}").write_text(json.dumps(found))
         cpudist.shutdown()
 
     model = Model()
     expected = setting.train(model, _sgd(model), _batches_of_all(setting), 5)
-    for ranks in (setting.ranks, setting.then):
-        ended = fork_ranks(script, ranks)
+    for ranks, steps in setting.parts:
+        ended = fork_ranks(partial(script, steps), ranks)
         assert [status for status, _ in ended] == [0] * ranks, (vars(setting), ended)
-    for rank in range(setting.then):
+    for rank in range(setting.parts[-1][0]):
         found = json.loads((tmp_path / f"{rank}").read_text())
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6), vars(setting)
 
@@ -135,7 +145,8 @@ def _batches_of_all(setting: Setting) -> Any:
     for epoch in range(1000):
         order = torch.randperm(setting.size, generator=torch.Generator().manual_seed(setting.seed + epoch))
         batches = order.split(whole)
-        for batch in batches[: len(batches) - (setting.drops_last and len(batches[-1]) < whole)]:
+        batches = batches[: len(batches) - (setting.drops_last and len(batches[-1]) < whole)]
+        for batch in batches[: setting.most]:
             yield data[batch]
 
 
