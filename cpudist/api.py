@@ -219,7 +219,8 @@ def shares(
 
     The ranks together get the batches that `DistributedSampler` gives them, but no sample twice. The models that `wrap`
     returns weigh the gradients of unequal batches, so that they are those of one process. The loss must be a mean over
-    the samples of the batch. With ``--balance``, shares follow the ranks' speeds.
+    the samples of the batch; one that is seen to be a sum is a UserError in its `backward`. With ``--balance``, shares
+    follow the ranks' speeds.
 
     Args:
         dataset: the data, of which only the length is used.

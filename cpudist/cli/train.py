@@ -155,7 +155,7 @@ def _parser() -> Parser:
         help="end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so "
         "long, from the first step on (default: never); longer than saving or evaluating takes",
     )
-    what = "let each rank's share of a step follow its speed, on unequal hosts; the model stays the same"
+    what = "let each rank's share of a training step follow its speed, on unequal hosts; the model stays the same"
     parser.add_argument("--balance", action="store_true", default=None, help=what)
     for name, backend in backends.plugins().items():
         _add_options(parser.add_argument_group(f"with --backend {name}"), name, backend)
