@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -127,9 +128,10 @@ def test_a_patch_that_does_not_fit_is_an_error_and_names_are_replaced_where_they
     patch = Patch("pkgutil:resolve_name", "", lambda original, context: lambda name: (original, context), "name")
     with Changes() as changes:
         apply([patch], "context", changes)
-        assert pkgutil.resolve_name("re") == (changes_of := pkgutil.resolve_name("os"))
-        assert changes_of[1] == "context"
-    assert pkgutil.resolve_name("re") is re
+        assert resolve_name is pkgutil.resolve_name
+        original, context = resolve_name("re")
+        assert context == "context"
+    assert resolve_name is pkgutil.resolve_name is original
     for wrong in (
         Patch("torch:no_such_name", ""),
         Patch("torch:load", "", None, "g"),
