@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from jobs import completed, torchrun
 
 from cpudist import console
@@ -108,21 +106,6 @@ def test_it_imports_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_unknown_targets_say_what_could_have_been(name: str, part: str) -> None:
     with pytest.raises(UserError, match=part):
         resolve(name, [])
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text(st.characters(exclude_characters="\0")), max_size=5), st.sampled_from([0, 252, 300]))
-@example(["\udcff", "", "a b\n"], 300)
-def test_long_arguments_arrive_once(monkeypatch: pytest.MonkeyPatch, words: list[str], more: int) -> None:
-    words = words + ["--x"] * more
-    monkeypatch.setattr(sys, "argv", ["cpudist-train"])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "cpudist-train"])
-    found = long_arguments.variables(words)
-    assert bool(found) == (len(words) > 256)
-    os.environ.update(found)
-    for _ in range(2):
-        long_arguments.restore()
-        assert (sys.argv, sys.orig_argv) == (["cpudist-train", *words * bool(found)], ["python", *sys.argv])
 
 
 def test_too_long_arguments_are_an_error() -> None:

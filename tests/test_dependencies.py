@@ -1,6 +1,5 @@
 """What `pip install cpudist` and its extras bring, and jobs in an environment that has nothing else."""
 
-import json
 import os
 import re
 import sys
@@ -76,18 +75,3 @@ def test_the_first_command_of_the_readme_learns_without_hugging_face(tmp_path: P
     result = jobs.run([str(folder / "bin" / "cpudist"), "bench", "hosts"], timeout=120, env=path)
     assert (result.returncode, result.stdout) == (2, ""), result.output
     assert "needs transformers; install it with: pip install 'cpudist[hf]'" in result.stderr
-
-
-@pytest.mark.job
-@pytest.mark.long
-def test_ranks_train_over_mpi_without_oneccl(tmp_path: Path) -> None:
-    """The extra mpi brings MPICH; here it is Intel MPI, which has the same ABI."""
-    folder, record = tmp_path / "env", tmp_path / "record.json"
-    _make_environment(folder, ["impi-rt"])
-    path = {"PATH": f"{folder}/bin:{jobs.environment()['PATH']}", "CPUDIST_TRANSPORT": "mpi-alone"}
-    program = Path(__file__).parents[1] / "examples" / "one_program.py"
-    train = ["cpudist-train", "--backend", "ccl", "--record", str(record), str(program), str(tmp_path / "out")]
-    jobs.completed([str(folder / "bin" / "mpirun"), "-n", "2", *train], timeout=300, env=path)
-    found = json.loads(record.read_text())
-    assert found["transport"] == "mpi"
-    assert "not installed" in found["details"]["oneccl"]

@@ -124,7 +124,7 @@ def test_private_names_of_torch_are_those_of_the_documentation_and_exist() -> No
     assert [name for name in listed if pkgutil.resolve_name(name) is None] == []
 
 
-def test_a_patch_that_does_not_fit_is_an_error_and_names_are_replaced_where_they_were_imported() -> None:
+def test_patches_reach_imported_names_and_must_fit() -> None:
     patch = Patch("pkgutil:resolve_name", "", lambda original, context: lambda name: (original, context), "name")
     with Changes() as changes:
         apply([patch], "context", changes)

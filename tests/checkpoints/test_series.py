@@ -287,7 +287,7 @@ def test_a_checkpoint_of_an_earlier_run_is_not_replaced_without_restore(
     cpudist.shutdown()
 
 
-def test_the_thread_that_saves_leaves_the_cores_to_the_training_and_the_job_waits_for_it(
+def test_the_thread_that_saves_has_low_priority_and_the_job_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []

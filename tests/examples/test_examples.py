@@ -1,4 +1,4 @@
-"""Each example learns on two ranks; those of Trainer come to the same in one process."""
+"""Each example learns on two ranks; those of Trainer come to the same in one process, other programs to torchrun's."""
 
 import bisect
 import heapq
@@ -7,13 +7,14 @@ import re
 import runpy
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from jobs import completed, mpirun, train
+from jobs import completed, mpirun, run, torchrun, train
 from PIL import Image
 from trainer_examples import EXAMPLES, minilm, trained
 
@@ -133,3 +134,24 @@ def test_answers_of_several_windows_and_their_scores() -> None:
         ("1911", [""], (0.0, 0.0)),
     ):
         assert example["score"](answer, truths) == pytest.approx(expected)
+
+
+# Other projects' programs; scripts/programs.sh trains more of them.
+PROGRAMS = EXAMPLES.parent / "scripts" / "programs"
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(
+    ("program", "package", "number"),
+    [("fsdp", "torch", 36), ("trl_sft", "trl", 8), ("deepspeed_zero", "deepspeed", 32)],
+)
+def test_losses_are_torchruns_to_the_last_digit(program: str, package: str, number: int, tmp_path: Path) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    script, options = str(PROGRAMS / f"{program}.py"), {"env": {"DS_ACCELERATOR": "cpu"}, "cwd": tmp_path}
+    # Not its status: a script without destroy_process_group now and then aborts in gloo's threads at its exit.
+    expected = run(torchrun(2, script), timeout=240, **options)
+    result = completed(mpirun(2, *train(script)), timeout=240, **options)
+    losses = [sorted(re.findall(r"loss (\d+\.\d{6})", each.stdout)) for each in (expected, result)]
+    assert len(losses[0]) == number, expected.output
+    assert losses[0] == losses[1]

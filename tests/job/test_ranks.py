@@ -66,7 +66,7 @@ def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
     assert ranks == [(0, ""), (0, "")], "\n".join(output for _, output in ranks)
 
 
-def test_what_the_start_reports_once_is_a_torch_that_was_not_tested_and_an_interactive_rank() -> None:
+def test_an_untested_torch_and_an_interactive_rank_are_reported_once() -> None:
     """Rank 1 runs in an interactive session, so no exception ends it, and no rank watches the others."""
 
     def script() -> None:

@@ -211,7 +211,7 @@ def _layers() -> list[torch.nn.Module]:
 
 
 @pytest.mark.parametrize("waited", [None, 0.25])
-def test_groups_in_the_order_in_which_they_are_complete_and_the_communication_wait(waited: float | None) -> None:
+def test_groups_of_gradients_in_order_and_the_communication_wait(waited: float | None) -> None:
     layers = _layers()
     found = _train(layers, steps=12, batches=2, waited=waited)
     assert found["values"] == 2 * 1536 * 1024

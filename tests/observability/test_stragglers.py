@@ -102,10 +102,6 @@ def test_a_slow_rank_that_balance_relieves_is_told_by_its_shares_alone(
     assert job.record.stragglers == {}
 
 
-def test_short_steps_take_as_many_seconds() -> None:
-    assert 9 < 0.023 * Job(2).steps_until_named(lambda: [0.02, 0.023], [{}, LOADS], most=1000) < 13
-
-
 @settings(max_examples=30)
 @given(
     st.integers(0, 1 << 32),

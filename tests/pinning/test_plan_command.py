@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from jobs import run
 from layouts import LAYOUTS, machine_of, unpack
 
-from cpudist.bench import rank_counts
 from cpudist.cli.main import main
 from cpudist.compiler import build_folder
 from cpudist.pinning import measured_ranks
@@ -104,30 +102,6 @@ def test_a_measured_number_of_ranks_is_the_default(
     assert "warning: OMP_NUM_THREADS=3 is set and stays" in shown
     (tmp_path / "cpudist" / "ranks.json").write_text("[")
     assert measured_ranks.load() is None
-
-
-def test_ranks_whose_steps_take_too_long_end_the_search(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    limits = []
-    monkeypatch.setattr(rank_counts.psutil, "cpu_percent", lambda seconds: 100 * slow)
-
-    def one(ranks: int, _script: Sequence[str], limit: float) -> rank_counts.Measured:
-        limits.append(limit)
-        if ranks > slow:
-            raise rank_counts.StepsTimedOut("no steps")
-        return rank_counts.Measured(ranks, {"step_seconds": {"median": 1}, "memory": 1})
-
-    monkeypatch.setattr(rank_counts, "one", one)
-    slow = 2
-    assert [found.ranks for found in rank_counts.measure(16, [])] == [1, 2]
-    assert limits == sorted(limits, reverse=True)
-    assert limits[0] <= 120
-    assert "warning: other programs use 200 % of the CPUs" in capsys.readouterr().err
-    slow = 0
-    with pytest.raises(rank_counts.StepsTimedOut):
-        list(rank_counts.measure(16, []))
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.job

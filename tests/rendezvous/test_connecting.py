@@ -172,10 +172,3 @@ def test_whoever_reads_the_agents_store_needs_the_token_of_the_user(agent: TCPSt
     assert second.store.get("key") == b"value"
     assert (second.host, second.port) == ("localhost", agent.port), "MASTER_ADDR and MASTER_PORT stay the agent's"
     second.close(), first.close()
-
-
-@pytest.mark.job
-def test_an_address_of_another_version_is_an_error_in_time(agent: TCPStore, clock: Clock) -> None:
-    agent.set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
-    with pytest.raises(UserError, match="rank 1 cannot reach the others"):
-        connect(AtAddress("127.0.0.1", agent.port, served=True), Placement(1, 2), "0", timeout=30)

@@ -192,7 +192,7 @@ def test_the_wait_for_the_lock_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.job
-def test_a_compile_that_fails_leaves_a_log_and_what_a_killed_one_has_left_is_removed(tmp_path: Path) -> None:
+def test_a_failed_compile_leaves_a_log_and_a_killed_ones_files_go(tmp_path: Path) -> None:
     found = compiler.find_compiler()
     assert found is not None
     folder = tmp_path / "key" / found.label

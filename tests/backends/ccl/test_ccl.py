@@ -105,7 +105,7 @@ def without_job(ranks: int, *words: str, timeout: float = 100, **variables: str)
     return run(launch, "plain.py", *words, timeout=timeout, **variables)
 
 
-def test_a_forked_child_is_no_rank_and_what_was_sent_arrives_after_the_sender_has_left() -> None:
+def test_forked_children_are_no_ranks_and_messages_outlive_their_sender() -> None:
     result = run_all(JOBS["torchrun, 2 ranks"], "leaving.py fork", "leaving.py send", **only("oneccl"))
     assert result.stdout.count("child: ccl: communication is out of use") == 4, result.output
     assert result.stdout.count("parent left") == 2, result.output

@@ -143,7 +143,7 @@ def test_made_up_devices_in_one_process(name: str, says: str) -> None:
     assert re.search(says, result.stdout), result.output
 
 
-def test_ranks_that_the_runtime_does_not_connect_or_numbers_differently_are_refused() -> None:
+def test_ranks_that_the_runtime_does_not_connect_are_refused() -> None:
     """Left to itself, the runtime makes a world of each CPU process."""
     result = run(torchrun(2, MADE_UP[1], "ranks"), timeout=BOUND)
     apart = "refused: the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"
@@ -196,7 +196,7 @@ def test_the_example_of_a_language_model_trains_on_a_mesh_as_on_gloo(tmp_path: P
     assert xla["eval_perplexity"] == pytest.approx(gloo["eval_perplexity"], rel=2e-3)
 
 
-def test_bfloat16_is_autocast_parameters_stay_the_same_and_a_mesh_of_one_device_is_told() -> None:
+def test_bfloat16_tied_parameters_and_a_mesh_of_one_device() -> None:
     program = (
         "import torch, cpudist;"
         "world = cpudist.init('xla', mesh='data=-1');"

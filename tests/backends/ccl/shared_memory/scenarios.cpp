@@ -26,8 +26,6 @@
 // requests: making a group asks the store a few questions for each rank, and not one for each pair of ranks.
 //
 // fork: a child has nothing of its parent's groups, and its end does not disturb them.
-//
-// endless FOLDER RANK RANKS: makes groups and calls until it is killed, or ends with 3 when a peer has gone.
 #include <csignal>
 #include <fstream>
 #include <memory>
@@ -300,26 +298,10 @@ void fork_a_child(const std::string& folder, int rank) {
   require(!maps_our_memory(), "memory is left behind");
 }
 
-int endless(const std::string& folder, int rank, int ranks) {
-  try {
-    for (int group = 0;; ++group) {
-      const auto transport = make_transport(folder + "/" + std::to_string(group), rank, ranks, Milliseconds(400));
-      for (const size_t count : {1, 1'000, 300'000, 10}) {
-        std::vector<float> values(count, 1);
-        if (!complete(*sum(*transport, values), Milliseconds(400))) return 3;
-      }
-    }
-  } catch (const std::runtime_error&) {
-    return 3;  // a peer has not come to make the next group, or has gone before
-               // the others had its memory
-  }
-}
-
 }  // namespace
 
 int main(int count, char** arguments) {
   const std::string name = count > 1 ? arguments[1] : "";
-  if (name == "endless" && count == 5) return endless(arguments[2], std::atoi(arguments[3]), std::atoi(arguments[4]));
   const auto run = [](int ranks, auto body) {
     return in_a_folder(
         [&](const auto& folder) { return run_ranks(ranks, false, [&](int rank) { body(folder, rank); }); });

@@ -8,22 +8,17 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from jobs import orphans
 
-from cpudist import waiting
 from cpudist.backends.ccl.compilation import SOURCES
 
 HERE = Path(__file__).parent
 LIBRARY = [SOURCES / "shared_memory" / "unity.cpp", SOURCES / "rendezvous.cpp", HERE / "threads.cpp"]
 ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 THREAD = ("-O1", "-g", "-fsanitize=thread")
-KILLED_JOBS = 50
 SCENARIOS = ["late", "disagreement", "counts", "gone", "left", "no_memory", "no_segment", "stranger", "eager", "crowd"]
 SCENARIOS += ["no_core", "requests", "fork"]
 NEEDS_TIME = pytest.mark.skipif("CPUDIST_TEST_SANITIZERS" not in os.environ, reason="slow: scripts/sanitize.sh runs it")
@@ -92,22 +87,3 @@ def test_full_dev_shm_does_not_matter(program: Callable[..., Path]) -> None:
     mount = "mount -t tmpfs -o size=4096 none /dev/shm && head -c 8192 /dev/zero > /dev/shm/full"
     script = f'{mount}; test -s /dev/shm/full && exec "$@"'
     run("unshare", "--mount", "sh", "-c", script, "sh", program("stress"), "processes", 2, 50, 1)
-
-
-def test_a_killed_rank_leaves_nothing(program: Callable[..., Path], tmp_path: Path) -> None:
-    """One rank is killed at any moment, also while groups are being made: no file, no process, no memory is left."""
-    endless = program("scenarios")
-    before = orphans()
-
-    def job(number: int) -> set[int]:
-        folder = tmp_path / str(number)
-        ranks = [subprocess.Popen([endless, "endless", folder, str(rank), "3"]) for rank in range(3)]
-        time.sleep(random.uniform(0, 0.05))
-        random.choice(ranks).kill()
-        return {rank.wait(60) for rank in ranks}
-
-    with ThreadPoolExecutor(5) as jobs:
-        statuses = set().union(*jobs.map(job, range(KILLED_JOBS)))
-    assert statuses == {-9, 3}
-    # Other jobs of this machine come and go: what nobody uses for a moment may be theirs.
-    assert waiting.poll(lambda: not orphans() - before, 5)
