@@ -308,9 +308,14 @@ def test_a_compiled_model_draws_all_its_masks() -> None:
 WITH_KERNELS = pytest.mark.skipif("avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="needs AVX512_BF16")
 
 
+def _each_head(query: Any, *shared: Any) -> list[Any]:
+    """Return the query, and keys and values of each of its heads."""
+    return [query, *(each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in shared)]
+
+
 def _by_definition(query: Any, key: Any, value: Any, mask: Any, causal: bool, kept: Any = 1) -> Any:
     """Attention whose probabilities are multiplied by `kept`."""
-    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    key, value = _each_head(query, key, value)[1:]
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
@@ -337,15 +342,16 @@ def _drawn_attention(random: Random, dtype: torch.dtype) -> tuple[list[torch.Ten
 
 
 @WITH_KERNELS
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_is_as_exact_as_torchs_and_has_one_mask_in_both_passes(dtype: torch.dtype) -> None:
-    """The oracle computes in float64, with the masks that `masked` draws."""
-    ratios: list[float] = []
-    for seed in range(100):
+def test_attention_is_as_exact_as_torchs_and_has_one_mask_in_both_passes(dtype: torch.dtype, seeds: range) -> None:
+    """The oracle computes in float64, with the masks that `masked` draws. torch has no such kernel with dropout."""
+    limit = 0.03 if dtype is torch.bfloat16 else 5e-6
+    for seed in seeds:
         random = Random(seed)
         torch.manual_seed(seed)
         tensors, mask, causal = _drawn_attention(random, dtype)
-        options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": tensors[0].shape[1] != tensors[1].shape[1]}
+        options = {"attn_mask": mask, "is_causal": causal}
         gradient, p = torch.randn(tensors[0].shape).to(dtype), random.choice([0, 0.1, 0.5])
         shape, keys = tensors[0].shape[:3], tensors[1].shape[2]
         drawing = torch.ones(*shape, -(-keys // 64) * 64)
@@ -359,17 +365,16 @@ def test_attention_is_as_exact_as_torchs_and_has_one_mask_in_both_passes(dtype: 
 
         wide = mask if mask is None or mask.dtype is torch.bool else mask.double()
         exact = derived(lambda *of: _by_definition(*of, wide, causal, kept.double()), torch.float64)  # noqa: B023
-        ours = derived(partial(torch.ops.cpudist.attention, dropout_p=p, **options))
+        ours = derived(partial(torch.ops.cpudist.attention, dropout_p=p, enable_gqa=True, **options))
         plain = derived(lambda *of: _by_definition(*of, wide, causal), torch.float64)  # noqa: B023
-        torchs = derived(partial(nn.functional.scaled_dot_product_attention, **options))
+        # torch 2.8 leaves its flash kernel where heads share keys.
+        torchs = derived(lambda *of: nn.functional.scaled_dot_product_attention(*_each_head(*of), **options))  # noqa: B023
         for one, right, other, same in zip(ours, exact, torchs, plain, strict=True):
             if right.norm() > 1e-5 * gradient.norm():
                 error, its = (one - right).norm() / right.norm(), (other - same).norm() / same.norm()
-                assert error < (0.03 if dtype is torch.bfloat16 else 3e-5)
-                ratios.append(float((error + 1e-9) / (its + 1e-9)))
+                assert error < (limit if p or tensors[0].shape[-1] < 8 else 1.2 * its + 2**-24)
             else:
                 assert one.norm() <= 0.01 * gradient.norm()
-    assert np.exp(np.log(ratios).mean()) < (1.05 if dtype is torch.bfloat16 else 1.3)
 
 
 @WITH_KERNELS

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "masks.hpp"
@@ -39,7 +38,11 @@ struct Attention {
 template <typename Element>
 void product(int64_t m, int64_t n, int64_t k, const Element* a, const Element* b, int64_t ldb, float* c, int64_t ldc,
              bool add) {
-  at::native::cpublas::brgemm(m, n, k, k, ldb, ldc, add, a, b, c, std::is_same_v<Element, at::BFloat16>);
+  constexpr bool kPairs = std::is_same_v<Element, at::BFloat16>;
+  // Sums of float32 products grow less exact with their length.
+  const int64_t most = kPairs ? k : 128;
+  for (int64_t at = 0; at < k; at += most)
+    at::native::cpublas::brgemm(m, n, std::min(most, k - at), k, ldb, ldc, add || at, a + at, b + at * ldb, c, kPairs);
 }
 
 // Makes scores of a row of products: the scale, the mask, and no key after the last one that the query sees. Returns their

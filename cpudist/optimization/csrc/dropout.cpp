@@ -6,8 +6,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <vector>
 

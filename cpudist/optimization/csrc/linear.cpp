@@ -122,9 +122,8 @@ static Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTe
   const Tensor x = cast(input), w = turned ? cast(weight).t() : cast(weight);
   const OptionalTensor b = bias ? OptionalTensor(cast(*bias)) : std::nullopt;
   bool ours = at::GradMode::is_enabled() && (w.requires_grad() || x.requires_grad()) && x.dim() > 1 && x.numel();
-  for (const Tensor& each : {x, w, b.value_or(w)}) {
+  for (const Tensor& each : {x, w, b.value_or(w)})
     ours = ours && each.scalar_type() == x.scalar_type() && is_plain(each);
-  }
   return ours ? Linear::apply(x, w, b, turned, copies, searches) : at::linear(x, w, b);
 }
 
