@@ -9,7 +9,7 @@ import jobs
 import pytest
 
 from cpudist.bench.report import Comparison, tables
-from cpudist.bench.timing import Timings, Turns, ratio, take_turns
+from cpudist.bench.timing import Timings, Turns, take_turns
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -17,14 +17,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def steady(*medians: float) -> Timings:
     """Rounds of three calls around each median."""
     return Timings(tuple((median * 0.9, median, median * 1.2) for median in medians))
-
-
-def test_statistics_of_rounds() -> None:
-    timings = Timings(((1.0, 2.0, 9.0), (3.0, 4.0, 5.0)))
-    assert (timings.median, timings.by_round, timings.spread) == (3.5, [2.0, 4.0], (2.0, 4.0))
-    # The machine slows down fourfold from round to round; one candidate always takes twice as long.
-    found = ratio(steady(2.0, 8.0, 32.0), steady(1.0, 4.0, 16.0))
-    assert (found.median, found.spread) == (2.0, (2.0, 2.0))
 
 
 def test_candidates_take_turns_and_warm_up_is_not_counted() -> None:
@@ -46,14 +38,13 @@ def test_tables_have_times_and_ratios() -> None:
     sums = Comparison("allreduce", "float32", times, (("gloo", "ccl"), ("ccl", "memory copy")), 1 << 10)
     ratios = sums.as_dict()["ratios"]
     assert ratios["gloo/ccl"]["median"] == pytest.approx(5)
-    assert ratios["ccl/memory copy"]["median"] == pytest.approx(2)
-    steps = {"no communication": steady(1.0, 1.0), "powersgd": steady(2.0, 2.0)}
+    steps = {"no communication": steady(1.0, 4.0), "powersgd": steady(2.0, 8.0)}  # the machine slows down
     step = Comparison("training step", "bfloat16", steps, tuple((name, "no communication") for name in steps))
     assert step.as_dict()["ratios"]["powersgd/no communication"]["round_medians"] == [2.0, 2.0]
     shown = [line.split() for line in tables([sums, step]).splitlines() if line]
     assert shown[0] == ["allreduce,", "float32"]
     assert shown[2] == ["1", "KB", "20", "us", "100", "us", "10", "us"]
-    assert shown[-1] == ["powersgd", "2", "s", "(2-2)", "2", "(2-2)"]
+    assert shown[-1] == ["powersgd", "4.8", "s", "(2-8)", "2", "(2-2)"]
 
 
 @pytest.mark.job

@@ -116,13 +116,6 @@ def test_noise_beside_a_host_that_sends_slowly() -> None:
     assert [finding.about for finding in judge(_host(0, load=4.0)(_host(1, load=4.0)(noisy)))] == ["h1"]
 
 
-def test_the_best_of_each_figure_counts() -> None:
-    """Another program has disturbed one figure of the first measurement, and another of the second."""
-    (whole,) = cluster(1).hosts
-    first = dataclasses.replace(whole, flops={**whole.flops, "float32": 1e11})
-    assert first.best(dataclasses.replace(whole, copied=1e9)) == whole
-
-
 def test_figures_cross_processes_and_the_bandwidth_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert typed_json.read(ClusterFigures, json.loads(json.dumps(dataclasses.asdict(cluster())))) == cluster()

@@ -4,7 +4,6 @@ tests/pinning has the masks.
 """
 
 import os
-import pickle
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -49,12 +48,6 @@ def test_without_the_library_a_job_serves_no_metrics(monkeypatch: pytest.MonkeyP
     assert JobOptions().metrics_port is None
     with pytest.raises(UserError, match=r"pip install 'cpudist\[metrics\]'"):
         JobOptions(metrics_port=("127.0.0.1", 9400))
-
-
-def test_values_of_a_command_line_are_converted_and_cross_processes() -> None:
-    options: Any = JobOptions(timeout="9", stall="2.5")  # type: ignore[arg-type]
-    assert (options.timeout, options.stall, options.resumes) == (9.0, 2.5, True)
-    assert pickle.loads(pickle.dumps(options)) == options
 
 
 def test_a_script_fills_only_what_the_command_line_leaves_open() -> None:

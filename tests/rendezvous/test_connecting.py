@@ -141,21 +141,6 @@ def test_another_jobs_rank_is_not_taken_for_ours() -> None:
 
 
 @pytest.mark.job
-def test_a_rank_that_is_refused_pauses_ever_longer(agent: TCPStore, clock: Clock) -> None:
-    """Under torchrun, whose agent's store still has the address of the last attempt."""
-    address = AtAddress("127.0.0.1", agent.port, served=True)
-    first = connect(address, FIRST, "0", timeout=30)
-    second = connect(address, SECOND, "0", timeout=30)
-    begin = clock.now
-    with pytest.raises(UserError, match=r"rank 1 is in the job at .* already"):
-        connect(address, SECOND, "0", timeout=300)
-    assert 300 <= clock.now - begin <= 303
-    assert 10 < first.store.add("arrived/1", 0) < 170
-    second.close()
-    first.close()
-
-
-@pytest.mark.job
 def test_whoever_reads_the_agents_store_needs_the_token_of_the_user(agent: TCPStore) -> None:
     """torchrun's agents serve that store without any authentication."""
     address = AtAddress("localhost", agent.port, served=True, token="the user's")

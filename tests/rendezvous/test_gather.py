@@ -84,11 +84,6 @@ def test_missing_ranks_are_named_within_the_timeout(
     assert 0 <= clock.now - begin - 1.5 - gather._VERDICT_SECONDS * rank <= 0.2
 
 
-def test_progress_is_made_while_waiting(agent: TCPStore, clock: Clock) -> None:
-    """Another rank may need it to arrive."""
-    assert StoreGroup(agent, 0, 2, 10).all_gather("k", "0", meanwhile=lambda: agent.set("k/1", "=1")) == ["0", "1"]
-
-
 def test_a_lost_store_is_an_error_that_names_the_purpose(server: Serving) -> None:
     store = JobStore(server.address(), 5)
     store.close()
