@@ -36,18 +36,7 @@ SCRIPT = Path(__file__).with_name("trainer_script.py")
 DTYPES = {"float32": [], "bfloat16": ["--bf16"]}
 ON_GLOO, ON_CCL = ["--use_cpu", "--ddp_backend", "gloo"], ["--no_cuda", "--ddp_backend", "ccl"]
 TRIMMED = [*ON_CCL, "--use_ipex", "--trim_padding"]
-FLAGS = [
-    "--save_strategy",
-    "no",
-    "--report_to",
-    "none",
-    "--logging_steps",
-    "1",
-    "--disable_tqdm",
-    "true",
-    "--seed",
-    "0",
-]
+FLAGS = ["--save_strategy=no", "--report_to=none", "--logging_steps=1", "--disable_tqdm=true", "--seed=0"]
 Job = tuple[list[str], list[str], dict[str, str]]  # the words up to the script, its flags, environment variables
 
 

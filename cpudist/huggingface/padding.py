@@ -85,11 +85,12 @@ def _why_not(trainer: Any) -> str | None:
     return "compute_loss_func may depend on padding" if trainer.compute_loss_func else padding.why_not(trainer.model)
 
 
-def _filled_up(result: Any, kept: Any, width: int) -> Any:
-    """Give the logits of an evaluation the width of the untrimmed batch, as its labels have."""
+def _filled_up(result: Any, kept: slice, width: int) -> Any:
+    """Give the logits of an evaluation the width of the untrimmed batch; others have -100, as Trainer pads."""
     loss, outputs = result
-    if outputs["logits"].dim() == 3:
-        outputs["logits"] = padding.filled_up(outputs["logits"], kept, width)
+    if (logits := outputs["logits"]).dim() == 3:
+        sides = 0, 0, kept.start, width - kept.stop
+        outputs["logits"] = torch.nn.functional.pad(logits, sides, value=padding.NO_TARGET)
     return loss, outputs
 
 

@@ -127,7 +127,7 @@ def _optimize(trainer: Any, context: Context) -> None:
         trainer.use_cpu_amp = False  # autocast of transformers 4.57, in addition to accelerate's
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        applied.note(["native", *([kernels.fused_name(optimizer)] if fused else [])], dtype)
+        applied.note(["native", *([f"fused {type(optimizer).__name__}"] if fused else [])], dtype)
         return
     clip_by_blocks(trainer.accelerator)
     no_ipex = kernels.why_not_ipex(args.torch_compile)

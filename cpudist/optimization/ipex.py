@@ -70,28 +70,19 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
         torch.compiler.set_stance("force_eager")
         if optimizer is None:  # without one, the extension would fold layers and so change the weights that are saved
             return
-        with _in_training(model):
-            extension.optimize(
-                model,
-                optimizer=optimizer,
-                dtype=torch.float32,  # does not convert the weights
-                inplace=True,
-                weights_prepack=False,
-                split_master_weight_for_bf16=False,
-                fuse_update_step=False,
-            )
-
-
-@contextlib.contextmanager
-def _in_training(model: torch.nn.Module) -> Iterator[None]:
-    """Put `model` in training mode for the block. The extension reads the mode, and pretrained models are in eval."""
-    modes = {module: module.training for module in model.modules()}
-    model.train()
-    try:
-        yield
-    finally:
+        modes = {module: module.training for module in model.modules()}
+        model.train()  # the extension reads the mode, and pretrained models are in eval
+        extension.optimize(
+            model,
+            optimizer=optimizer,
+            dtype=torch.float32,  # does not convert the weights
+            inplace=True,
+            weights_prepack=False,
+            split_master_weight_for_bf16=False,
+            fuse_update_step=False,
+        )
         for module in model.modules():
-            module.training = modes.get(module, model.training)
+            module.training = modes.get(module, modes[model])
 
 
 @contextlib.contextmanager

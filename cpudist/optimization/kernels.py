@@ -50,7 +50,7 @@ def apply(
     if not no_ipex:
         ipex.apply(model, optimizer)
     if optimizer is not None and native.fuse(optimizer):
-        chosen.append(fused_name(optimizer))
+        chosen.append(f"fused {type(optimizer).__name__}")
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
     if not own_operators:
@@ -62,8 +62,3 @@ def apply(
         if rank() == 0:
             say(f"warning: {error}; the model uses torch's operators")
         return [*chosen, TORCHS]
-
-
-def fused_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the run record's entry for a fused optimizer."""
-    return f"fused {type(optimizer).__name__}"

@@ -121,12 +121,9 @@ def _faster(_threads: int) -> set[str]:
             min(timeit.repeat(functools.partial(drop, ones, 0.1, True), number=1, repeat=_REPEATS))
             for drop in (torch.ops.cpudist.dropout, torch.dropout)
         )
-    dropout = ours < _FASTER * torchs
-    return {
-        LINEAR,
-        *([DROPOUT] if dropout else []),
-        *([ATTENTION] if dropout or torch.ops.cpudist.has_kernels() else []),
-    }
+    if ours < _FASTER * torchs:
+        return {LINEAR, DROPOUT, ATTENTION}
+    return {LINEAR, ATTENTION} if torch.ops.cpudist.has_kernels() else {LINEAR}
 
 
 def _replacement(module: torch.nn.Module) -> tuple[str, Callable[..., Any]] | None:

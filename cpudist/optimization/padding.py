@@ -18,7 +18,7 @@ import torch
 from cpudist.errors import UserError
 
 _COLUMNS = 32  # The number of columns that are kept is a multiple of this one: products and attention compute in tiles.
-_NO_TARGET = -100
+NO_TARGET = -100
 _MASK = "attention_mask"
 REFUSED = "{}: {}; leave it out, or pad each batch to its longest row only"
 _TENSORS = {"input_ids", _MASK, "token_type_ids", "position_ids", "labels"}
@@ -61,7 +61,7 @@ def columns(batch: Mapping[str, Any], model: torch.nn.Module) -> slice | None:
     if "labels" in batch and not type(base).__name__.endswith(POOLED):
         if getattr(batch["labels"], "shape", None) != mask.shape:
             return None
-        counted = batch["labels"] != _NO_TARGET
+        counted = batch["labels"] != NO_TARGET
     found = (used | counted).any(0).nonzero()
     if not len(found):
         return None
@@ -90,11 +90,6 @@ def with_columns(batch: Any, model: torch.nn.Module, kept: slice) -> Any:
     if kept.start and "position_ids" not in batch:  # decoders count positions from the first column
         cut["position_ids"] = torch.arange(width)[None, kept].expand(rows, -1)
     return cut
-
-
-def filled_up(logits: torch.Tensor, kept: slice, width: int) -> torch.Tensor:
-    """Return the logits of the columns `kept` in a batch of `width` columns; others have -100, as Trainer pads."""
-    return torch.nn.functional.pad(logits, (0, 0, kept.start, width - kept.stop), value=_NO_TARGET)
 
 
 class TrimmedBatches:

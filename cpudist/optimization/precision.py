@@ -19,8 +19,6 @@ from cpudist.topology.machine import BFLOAT16, features, units
 
 IN_FLOAT32 = "bfloat16 would be many times slower than float32 on this CPU: computing in float32"
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 def device_type() -> str:
     """Return the type of the running job's devices; "cpu" without a job."""
@@ -34,7 +32,7 @@ def check(dtype: torch.dtype) -> None:
     Raises:
         UserError: they cannot; the message names the reason and an alternative.
     """
-    if dtype not in DTYPES:
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
     if dtype is torch.float16 and device_type() != "cpu":
         backend = job.require().world.backend
