@@ -127,24 +127,22 @@ def test_the_first_report_of_a_host_is_read_once(job: str) -> None:
     assert [told(job), told(job)] == [[3, 1], []]
 
 
-def test_a_report_of_another_user_is_not_believed(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_report_of_this_user_is_not_believed(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for content in ("", "{", "1, 2", "one", '{"ranks": [1]}'):
+        _file(job).write_text(content)
+        assert told(job) == []
+    _file(job).unlink()
+    (tmp_path / "report").write_text("1")
+    _file(job).symlink_to(tmp_path / "report")
+    tell_launch([2])
+    assert told(job) == [], "a link"
+    assert (tmp_path / "report").read_text() == "1"
+    _file(job).unlink()
     tell_launch([1])
     if os.getuid() == 0:
         os.chown(_file(job), 12345, -1)
     else:
         monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert told(job) == []
-
-
-@pytest.mark.parametrize("content", ["", "{", "1, 2", "one", '{"ranks": [1]}'])
-def test_a_report_that_is_none_is_not_believed(job: str, content: str) -> None:
-    _file(job).write_text(content)
-    assert told(job) == []
-
-
-def test_a_link_in_place_of_a_report_is_not_followed(job: str, tmp_path: Path) -> None:
-    (tmp_path / "report").write_text("1")
-    _file(job).symlink_to(tmp_path / "report")
-    tell_launch([2])
-    assert told(job) == []
-    assert (tmp_path / "report").read_text() == "1"

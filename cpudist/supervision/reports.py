@@ -31,9 +31,6 @@ class _Wait:
     missing: Sequence[int]  # ranks that answer and have not called the collective
     unclear: Sequence[int]  # ranks that answer, but cannot report their calls
 
-    def not_answering(self, statuses: Statuses) -> list[int]:
-        return [rank for rank in self.members if statuses[rank] is None]
-
 
 class Explanation:
     """Finds the ranks that keep the others waiting; the status of a rank that does not answer is None."""
@@ -42,6 +39,7 @@ class Explanation:
         self.statuses = statuses
         self.hosts = hosts
         self.known = {rank: place for rank, place in statuses.items() if place is not None}
+        self.silent = [rank for rank in statuses if rank not in self.known]
         self.waits = self._waits()
 
     def sentences(self) -> list[str]:
@@ -65,7 +63,7 @@ class Explanation:
         """Return the ranks of the most likely cause; none if no rank is missing."""
         missing = [rank for wait in self.waits for rank in wait.missing]
         idle = [rank for rank in missing if not self.known[rank].under_way]
-        return sorted({*(self._silent() or idle or missing)})
+        return sorted({*(self.silent or idle or missing)})
 
     def deadlocked(self) -> bool:
         """Return whether ranks wait for one that is at the end of its script."""
@@ -79,9 +77,6 @@ class Explanation:
         """Return whether the rank's script has ended before `call`; False, too, if it has destroyed the group."""
         place = self.known[rank]
         return place.at_end and (call.group in place.unused or self._reached(rank, call) > 0)
-
-    def _silent(self) -> list[int]:
-        return [rank for rank in self.statuses if rank not in self.known]
 
     def _waits(self) -> list[_Wait]:
         groups: dict[tuple[str, tuple[int, ...] | None], dict[int, Call]] = defaultdict(dict)
@@ -107,15 +102,17 @@ class Explanation:
         return max((call.sequence or 0 for call in calls if _same_group(call, example)), default=0)
 
     def _not_answering(self) -> list[str]:
-        silent = self._silent()
-        if not silent:
+        if not (silent := self.silent):
             return []
         sentence = f"{self._name(silent)} {_verb(silent, 'does', 'do')} not answer: stopped, or the host is gone"
-        wait = next((wait for wait in self.waits if wait.not_answering(self.statuses) and len(_kinds(wait)) == 1), None)
+        wait = next((wait for wait in self.waits if self._waits_for_silent(wait) and len(_kinds(wait)) == 1), None)
         if wait is not None:
             others = list(wait.waiting)
             sentence += f"; {self._name(others)} {_verb(others, 'waits', 'wait')} in {self._what(wait)}"
         return [sentence]
+
+    def _waits_for_silent(self, wait: _Wait) -> bool:
+        return not set(self.silent).isdisjoint(wait.members)
 
     def _mismatches(self) -> list[str]:
         sentences = []
@@ -178,7 +175,7 @@ class Explanation:
             if len(wait.members) > 1  # not a rank that destroys a group
             and not wait.missing
             and not wait.unclear
-            and not wait.not_answering(self.statuses)
+            and not self._waits_for_silent(wait)
             and len(_kinds(wait)) == 1
         ]
 

@@ -199,10 +199,11 @@ def test_ranks_that_have_ended_are_named_where_no_rank_waits_for_them_any_more()
 def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:
     """A rank without calls in the group has either made none, or has destroyed the group after them."""
     made_none, destroyed = replace(ENDED, finished=(), unused=("",)), replace(ENDED, finished=())
-    ends = ((4, ENDED, True), (4, made_none, True), (4, destroyed, False), (1, ENDED, False), (4, computes(1), False))
-    for seconds, other, deadlocked in ends:
+    made_one = replace(ENDED, finished=(replace(REDUCE, sequence=1),))
+    ends = [(4, end, True) for end in (ENDED, made_none, made_one)]
+    for seconds, other, deadlocked in (*ends, (4, destroyed, False), (1, ENDED, False), (4, computes(1), False)):
         waiting = waits(0, replace(REDUCE, seconds=seconds))
-        assert Explanation({0: waiting, 1: other}, HOSTS).deadlocked() == deadlocked
+        assert Explanation({0: waiting, 1: other, 2: WAIT[2]}, HOSTS).deadlocked() == deadlocked
 
 
 PLACES = st.builds(
@@ -245,14 +246,10 @@ def test_a_thousand_ranks() -> None:
     assert len(lines) == 4
     assert lines[-1] == "and 4 more of that kind"
     assert len(max(lines, key=len)) < 250
+    assert " more (node" in lines[0], "of ranks, not only of hosts"
 
 
 def test_the_sentences_of_lost_ranks() -> None:
-    losses = [
-        LostRank("ended", 3, "h1"),
-        LostRank("unreachable", 3, "h1", "last in train.py:88"),
-        LostRank(9),
-        LostRank(11, host="h1"),
-        LostRank(99, 1),
-    ]
+    losses = [LostRank("ended", 3, "h1"), LostRank("unreachable", 3, "h1", "last in train.py:88")]
+    losses += [LostRank(9), LostRank(11, host="h1"), LostRank(99, 1)]
     assert [str(lost) for lost in losses] == recorded("lost ranks")
