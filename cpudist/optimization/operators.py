@@ -68,7 +68,7 @@ def replace_forward(module: Any, forward: functools.partial[Any]) -> None:
 
 def _check_scriptable(module: torch.nn.Module) -> torch.nn.Module:
     if isinstance(module.forward, functools.partial):
-        raise UserError("torch.jit.script cannot compile an optimized model: call it before cpudist.optimize()")
+        raise UserError("torch.jit.script cannot compile an optimized model; call it before cpudist.optimize()")
     return module
 
 
