@@ -42,7 +42,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("-m", "--module", action="store_true", help="TARGET is a module, as with python -m")
     add_target(parser)
     parser.unknown_option_hint = (
-        "leave out torchrun's for several hosts; cpudist-train's follow `--`: cpudist run -- --timeout 60 train.py"
+        "cpudist-train's follow `--`, as in: cpudist run -- --timeout 60 train.py; one host needs no rendezvous, so "
+        f"{_SEVERAL_HOSTS}"
     )
 
 
