@@ -42,7 +42,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("-m", "--module", action="store_true", help="TARGET is a module, as with python -m")
     add_target(parser)
     parser.unknown_option_hint = (
-        "cpudist-train's follow `--`, as in: cpudist run -- --timeout 60 train.py; one host needs no rendezvous, so "
+        "cpudist-train's follow `--`, as in: cpudist run -- --timeout 60 train.py; one host needs no rendezvous; "
         f"{_SEVERAL_HOSTS}"
     )
 
