@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
-# scripts/xla_gpu.sh [OPTIONS]: trains on one GPU and on the CPU of this host, and compares the losses; two minutes.
-# OPTIONS choose the way to the GPU: --backend xla --device cuda (the default; pip install '.[xla-cuda,hf]'), or
-# --backend accelerator, torch's own. Where there is no GPU it ends with the reason and status 0.
+# scripts/xla_gpu.sh: trains on one GPU by torch_xla (pip install '.[xla-cuda,hf]') and on the CPU of this host, and
+# compares the losses; two minutes. Where there is no GPU it ends with the reason and status 0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -gt 0 ] || set -- --backend xla --device cuda
-gpu=("$@")
+gpu=(--backend xla --device cuda)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -39,7 +39,6 @@ AUTO = ("ccl", "gloo")
 _registered: dict[str, type[Backend] | str] = {
     "ccl": "cpudist.backends.ccl.ccl_backend:CclBackend",
     "gloo": "cpudist.backends.gloo:GlooBackend",
-    "accelerator": "cpudist.backends.accelerator:AcceleratorBackend",
 }
 
 
@@ -175,7 +174,7 @@ def first_usable(
 
 def _tell_of_other_devices(chosen: str) -> None:
     ways: dict[str, list[str]] = {}
-    for name, backend in {"accelerator": get("accelerator"), **plugins()}.items():
+    for name, backend in plugins().items():
         if devices := backend.devices.found():
             ways.setdefault(devices, []).append(f"--backend {name}")
     for devices, options in ways.items():

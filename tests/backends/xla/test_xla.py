@@ -73,8 +73,7 @@ def test_a_plugin_for_gpus_trains_as_the_cpu_and_autocast_has_an_effect_there(tm
     cuda = {"backend": "xla", "device": "cuda"}
     (wanted, _), (losses, _) = _loop(1, tmp_path, cuda, {"backend": "gloo"})
     assert losses == pytest.approx(wanted, abs=1e-4)
-    program = str(CHECKS.parents[1] / "checks" / "on_accelerator.py")
-    result = _start(1, sys.executable, IN_TURN, program, str(tmp_path), json.dumps(cuda))
+    result = _start(1, sys.executable, IN_TURN, str(CHECKS / "on_device.py"), str(tmp_path), json.dumps(cuda))
     assert "computed in torch.bfloat16\nxla xla:0 text torch.float32\n" in result.stdout, result.output
     assert "pjrt 1 of CUDA in each process\n" in result.stdout, result.output
 
