@@ -173,12 +173,9 @@ def first_usable(
 
 
 def _tell_of_other_devices(chosen: str) -> None:
-    ways: dict[str, list[str]] = {}
     for name, backend in plugins().items():
         if devices := backend.devices.found():
-            ways.setdefault(devices, []).append(f"--backend {name}")
-    for devices, options in ways.items():
-        say(f"backend auto takes {chosen}, on the CPU; {devices} of this machine idle ({' or '.join(options)})")
+            say(f"backend auto takes {chosen}, on the CPU; {devices} of this machine idle (--backend {name})")
 
 
 @cache

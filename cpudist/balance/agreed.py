@@ -1,8 +1,7 @@
 """The shares that all ranks of a job have agreed on, and the batches that their loops take."""
 
-import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -12,7 +11,7 @@ from torch.distributed import Store
 
 from cpudist.balance.weights import sums_over, tensors_in, weighted
 from cpudist.errors import UserError
-from cpudist.patching.patch import Patch, apply
+from cpudist.patching.patch import Patch, adjusted, apply
 from cpudist.patching.undo import Changes
 
 _PERIOD = 10  # Shares may change every 10 batches.
@@ -102,9 +101,12 @@ class Balance:
         if batch:
             batch.stepped = True
 
-    def check_loss(self, loss: Any) -> None:
-        """Raise UserError if the loss of a weighted batch is a sum over its samples, as far as its graph shows."""
-        batch = self._batch
+    def check_loss(self, given: dict[str, Any]) -> None:
+        """Raise UserError if the loss of a weighted batch is a sum over its samples, as far as its graph shows.
+
+        `given` has the arguments of `torch.autograd.backward`.
+        """
+        batch, loss = self._batch, given["tensors"] if given.get("grad_tensors") is None else None
         if batch and batch.weighted and isinstance(loss, torch.Tensor) and sums_over(loss, batch.samples):
             raise UserError(
                 "the loss is a sum over the samples of a batch, and cpudist.shares weighs means; "
@@ -154,21 +156,11 @@ class Balance:
         return batch.weight
 
 
-def _checking(original: Callable[..., None], balance: Balance) -> Callable[..., None]:
-    @functools.wraps(original)
-    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        if grad_tensors is None:
-            balance.check_loss(tensors)
-        original(tensors, grad_tensors, *args, **kwargs)
-
-    return backward
-
-
 PATCHES = (
     Patch(
         "torch.autograd:backward",
         "a loss that is a sum is refused in loops of cpudist.shares, whose weights are those of means",
-        _checking,
+        lambda backward, balance: adjusted(backward, balance.check_loss),
         "tensors, grad_tensors, ...",
     ),
 )

@@ -90,21 +90,21 @@ def _replace_imported(functions: Mapping[int, Any], changes: Changes) -> None:
 
 
 def adjusted(
-    constructor: Callable[..., None],
+    original: Callable[..., None],
     before: Callable[[dict[str, Any]], object],
-    after: Callable[[Any], object],
+    after: Callable[[Any], object] = lambda _first: None,
 ) -> Callable[..., None]:
-    """Return an `__init__` that calls `constructor`, whose arguments by name `before` may change.
+    """Return a function that calls `original`, such as an `__init__`, whose arguments by name `before` may change.
 
-    `after` then gets the new object.
+    `after` then gets the first argument: of an `__init__` the new object.
     """
-    signature = inspect.signature(constructor)
+    signature = inspect.signature(original)
 
-    @functools.wraps(constructor)
-    def init(*args: Any, **kwargs: Any) -> None:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> None:
         given = signature.bind_partial(*args, **kwargs)
         before(given.arguments)
-        constructor(*given.args, **given.kwargs)
-        after(args[0])
+        original(*given.args, **given.kwargs)
+        after(given.args[0])
 
-    return init
+    return call
