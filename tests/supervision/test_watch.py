@@ -55,6 +55,7 @@ def test_a_function_that_raises_is_reported_once_and_the_others_are_called_witho
     heartbeat.add(raises)
     heartbeat.add(stores.append)
     assert poll(lambda: len(stores) > 2, 20)
+    assert heartbeat._thread.daemon, "a script that leaves without an end of the job must not wait for it"
     assert None not in stores
     server._process.kill()
     assert poll(lambda: stores[-1] is None, 20)
