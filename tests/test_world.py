@@ -130,15 +130,15 @@ def test_the_first_report_of_a_host_is_read_once(job: str) -> None:
 def test_what_is_no_report_of_this_user_is_not_believed(
     job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for content in ("", "{", "1, 2", "one", '{"ranks": [1]}'):
+    for content in ("", "{", "1, 2\n", "one\n", '{"ranks": [1]}\n', "3 1"):  # the last one is incomplete
         _file(job).write_text(content)
         assert told(job) == []
     _file(job).unlink()
-    (tmp_path / "report").write_text("1")
+    (tmp_path / "report").write_text("1\n")
     _file(job).symlink_to(tmp_path / "report")
     tell_launch([2])
     assert told(job) == [], "a link"
-    assert (tmp_path / "report").read_text() == "1"
+    assert (tmp_path / "report").read_text() == "1\n"
     _file(job).unlink()
     tell_launch([1])
     if os.getuid() == 0:

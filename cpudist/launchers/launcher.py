@@ -143,10 +143,7 @@ class Launcher(ABC):
         return frozenset()
 
     def lacking(self, host: str, names: frozenset[str]) -> str:
-        """Return a sentence if ranks on `host` lack variables that this process has; empty otherwise.
-
-        `names` are the variables of a rank there that the launcher does not pass on.
-        """
+        """Return a sentence if a rank on `host`, whose `not_passed_on` is `names`, lacks variables of this process."""
         return ""
 
     @property

@@ -72,17 +72,19 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
             return
         modes = {module: module.training for module in model.modules()}
         model.train()  # the extension reads the mode, and pretrained models are in eval
-        extension.optimize(
-            model,
-            optimizer=optimizer,
-            dtype=torch.float32,  # does not convert the weights
-            inplace=True,
-            weights_prepack=False,
-            split_master_weight_for_bf16=False,
-            fuse_update_step=False,
-        )
-        for module in model.modules():
-            module.training = modes.get(module, modes[model])
+        try:
+            extension.optimize(
+                model,
+                optimizer=optimizer,
+                dtype=torch.float32,  # does not convert the weights
+                inplace=True,
+                weights_prepack=False,
+                split_master_weight_for_bf16=False,
+                fuse_update_step=False,
+            )
+        finally:
+            for module in model.modules():
+                module.training = modes.get(module, modes[model])
 
 
 @contextlib.contextmanager

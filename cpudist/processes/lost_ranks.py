@@ -80,10 +80,11 @@ def told(job: str) -> list[int]:
         with open(os.open(_file(job), os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 return []
-            ranks = [int(rank) for rank in file.read().split()]
+            text = file.read()
+            ranks = [int(rank) for rank in text[: text.rindex("\n")].split()]
         os.unlink(_file(job))
         return ranks
-    except (OSError, ValueError):  # the file is missing or of another version
+    except (OSError, ValueError):  # the file is missing, incomplete or of another version
         return []
 
 

@@ -101,12 +101,12 @@ class Interruption:
 
 
 _shielding = threading.Event()  # set while this process records signals
-_forking = threading.local()  # mask: the thread's mask from before a fork whose child ignores signals
+_forking = threading.local()  # mask: the signal mask of the forking thread before it blocked the signals
 
 
 def _before_fork() -> None:
     """Block the signals until the child can tell who sent them; its copies of this process's handlers cannot."""
-    runs_a_program = sys._getframe(1).f_globals.get("__name__") == "subprocess"  # a mask would outlive its exec
+    runs_a_program = sys._getframe(1).f_globals.get("__name__") == "subprocess"  # exec would keep the mask
     if _shielding.is_set() and not runs_a_program:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
