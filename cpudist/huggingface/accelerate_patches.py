@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpudist.console import say
+from cpudist.job.script_groups import check_backend
 from cpudist.optimization import native, precision
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[
 
     @functools.wraps(original)
     def stay(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None) -> tuple[str, Any]:
-        return context.job.check_backend(backend), multi_cpu
+        return check_backend(context.job, backend), multi_cpu
 
     return stay
 

@@ -19,6 +19,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.job.script_groups import check_backend
 from cpudist.optimization import precision
 from cpudist.patching.undo import Changes
 from cpudist.waiting import check_timeout
@@ -85,7 +86,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         seconds = check_timeout(self.ddp_timeout, "ddp_timeout") if given else job.timeout
         self.ddp_timeout = int(seconds) if seconds == int(seconds) else seconds
         if self.ddp_backend is not None:
-            self.ddp_backend = job.check_backend(self.ddp_backend)
+            self.ddp_backend = check_backend(job, self.ddp_backend)
         self.use_cpu = job.world.device_type == "cpu"
         if self.trim_padding and not self.use_cpu:
             raise UserError(

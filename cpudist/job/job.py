@@ -22,6 +22,7 @@ from cpudist.errors import UserError
 from cpudist.job import communication
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
+from cpudist.job.script_groups import check_backend
 from cpudist.launchers import Launcher, one_world
 from cpudist.observability.children import ComputingChildren
 from cpudist.observability.observers import Observers
@@ -54,21 +55,18 @@ class Job:
         # Whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
         self.owned_by_cli = False
         self._stall: Stall | None = None
-        self._overruled: set[str | None] = set()  # the script's requested backends; each is reported once
+        self.overruled: set[str | None] = set()  # the backends that the script has asked for; each is reported once
         self.launcher = context.launcher
-        # The job's changes of the environment and of other packages; its end undoes them.
-        self.changes = context.changes
+        self.changes = context.changes  # of the environment and of other packages; the job's end undoes them
         self.store = context.rendezvous.store
         self.heartbeat = context.heartbeat
-        # This rank's place among the others.
         self.world = replace(context.world, backend=backend.name, device_type=backend.devices.type)
         self.members = context.members  # each rank's published description of itself, in rank order
-        # The number of restarts of the job: the highest count of any rank.
-        self.restarts = max(member.restarts for member in self.members)
+        self.restarts = max(member.restarts for member in self.members)  # the ranks' launchers may count differently
         run_ids = [item for member in self.members for item in member.run_ids.items()]
-        # Names of this run that a restart does not change; empty if the launcher gives none.
+        # Names of this run that a restart does not change (empty if the launcher gives none), and those of them that an
+        # earlier attempt may have had.
         self.run_ids = list(dict(run_ids))
-        # The names in `run_ids` that an earlier attempt may have had.
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.counter = StepCounter(self.changes)  # the steps and batches of this rank
         self.balance = Balance(self.world.rank, self.world.size, self.store, self.changes)  # the shares of all ranks
@@ -169,7 +167,7 @@ class Job:
         if options.backend not in ("auto", self.world.backend):
             if not self.owned_by_cli:
                 raise UserError(f"cpudist is already running on {self.world.backend}; call cpudist.shutdown() first")
-            self.check_backend(options.backend, joins=False)
+            check_backend(self, options.backend, joins=False)
         with_defaults(self.world.backend, self.backend.options, options.backend_options)  # checks them
         here = {"interface": self.record.network["interface"], "pin": self.pinning is not None}
         late = self.options.too_late(options, {**self.backend.configured, **here})
@@ -191,32 +189,6 @@ class Job:
         self.balance.follow_speeds(os.environ.get("CPUDIST_SHARES"))
         if self.world.device_type != "cpu" and self.world.rank == 0:
             say(f"warning: {option('balance')} changes nothing on {self.world.backend}")
-
-    def check_backend(self, name: str | None, *, joins: bool = True) -> str:
-        """Return the job's backend for a script that asks for the backend `name` (None: any).
-
-        A backend that the user has named overrules the script's. If "auto" has chosen it, scripts that ask for gloo
-        join, if `joins`; those that ask for nccl join where there is no GPU. Others are a `UserError`.
-        """
-        ours = self.world.backend
-        if name in (None, ours):
-            return ours
-        if self.options.backend != "auto":
-            taken = f"; {self.options.written('backend')} comes first"
-        elif name == "gloo" and joins:  # torch's only backend for CPU tensors, where no other one is installed
-            taken = f" and joins the job on {ours}; {option('backend', 'gloo')} puts it on gloo"
-        elif name == "nccl" and self.world.device_type == "cpu" and not torch.cuda.is_available():
-            taken = f", which is for GPUs, and joins the job on {ours}"
-        else:
-            theirs = f", or {option('backend', name)} for the script's" if name in backends.names() else ""
-            raise UserError(
-                f"the script asks for the backend {name}, but the job runs on {ours}; give {option('backend', ours)} "
-                f"to stay on it{theirs}"
-            )
-        if self.world.rank == 0 and name not in self._overruled:
-            say(f"the script asks for the backend {name}{taken}")
-        self._overruled.add(name)
-        return ours
 
     def restart_backend(self, store: Store) -> None:
         """Start the backend again after `destroy_process_group`, with a `store` whose keys are unused."""

@@ -1,16 +1,51 @@
 """Let a script that calls `init_process_group` itself join the job, which has a process group already."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 import os
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
+import torch
+
+from cpudist import backends
+from cpudist.console import option, say
 from cpudist.errors import UserError
-from cpudist.job.job import Job
 from cpudist.patching.patch import Patch
 from cpudist.world import World
+
+if TYPE_CHECKING:
+    from cpudist.job.job import Job
+
+
+def check_backend(job: Job, name: str | None, *, joins: bool = True) -> str:
+    """Return the job's backend for a script that asks for the backend `name` (None: any).
+
+    A backend that the user has named overrules the script's. If "auto" has chosen it, scripts that ask for gloo
+    join, if `joins`; those that ask for nccl join where there is no GPU. Others are a `UserError`.
+    """
+    ours = job.world.backend
+    if name in (None, ours):
+        return ours
+    if job.options.backend != "auto":
+        taken = f"; {job.options.written('backend')} comes first"
+    elif name == "gloo" and joins:  # torch's only backend for CPU tensors, where no other one is installed
+        taken = f" and joins the job on {ours}; {option('backend', 'gloo')} puts it on gloo"
+    elif name == "nccl" and job.world.device_type == "cpu" and not torch.cuda.is_available():
+        taken = f", which is for GPUs, and joins the job on {ours}"
+    else:
+        theirs = f", or {option('backend', name)} for the script's" if name in backends.names() else ""
+        raise UserError(
+            f"the script asks for the backend {name}, but the job runs on {ours}; give {option('backend', ours)} "
+            f"to stay on it{theirs}"
+        )
+    if job.world.rank == 0 and name not in job.overruled:
+        say(f"the script asks for the backend {name}{taken}")
+    job.overruled.add(name)
+    return ours
 
 
 def _joining(original: Any, job: Job) -> Any:
@@ -42,7 +77,7 @@ def _joining(original: Any, job: Job) -> Any:
             return
         asked = _for_device(backend, job.world.device_type)
         if asked != own_name:
-            job.check_backend(asked)
+            check_backend(job, asked)
         _check_world(job.world, init_method, world_size, rank, from_variables=store is None)
         if timeout is not None:
             job.set_timeout(timeout.total_seconds())

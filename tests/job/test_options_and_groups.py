@@ -19,6 +19,7 @@ from cpudist.errors import UserError
 from cpudist.job import communication, job_options, require
 from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
+from cpudist.job.script_groups import check_backend
 from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.world import World
@@ -140,15 +141,15 @@ def test_a_call_joins_the_job_or_contradicts_it(
 
 def test_a_backend_that_the_user_or_the_job_has_chosen_wins(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     job = require()
-    assert [job.check_backend(name) for name in ("nccl", "nccl", "gloo", None)] == ["gloo"] * 4
+    assert [check_backend(job, name) for name in ("nccl", "nccl", "gloo", None)] == ["gloo"] * 4
     assert capsys.readouterr().err == "cpudist: the script asks for the backend nccl; backend='gloo' comes first\n"
     job.options, job.world = JobOptions(), replace(job.world, backend="ccl")
     for rank in (0, 1, 0):
         job.world = replace(job.world, rank=rank)
-        assert job.check_backend("gloo") == "ccl"
+        assert check_backend(job, "gloo") == "ccl"
         said = "" if rank else "cpudist: the script asks for the backend gloo and joins the job on ccl; .*\n"
         assert re.fullmatch(said, capsys.readouterr().err)
-        job._overruled.discard("gloo" if rank else None)
+        job.overruled.discard("gloo" if rank else None)
 
 
 class _Compressing:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import cpudist
+from cpudist.job.script_groups import check_backend
 
 
 class Unlucky(Exception):
@@ -73,7 +74,7 @@ def fails(how: str) -> str:
     world = cpudist.init()
     attempt = os.environ["CPUDIST_RESTART_COUNT"]
     if how == "raise":
-        cpudist.job.current().check_backend("gloo")  # as a library that asks for it
+        check_backend(cpudist.job.current(), "gloo")  # as a library that asks for it
         print(f"rank {world.rank} prints")
     elif world.rank == 0:
         print("run", os.environ["CPUDIST_RUN_ID"], flush=True)
