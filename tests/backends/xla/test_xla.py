@@ -189,7 +189,9 @@ def test_the_example_of_a_language_model_trains_on_a_mesh_as_on_gloo(tmp_path: P
         trained(tmp_path / options[1], 1, "language_model", *words, options=["--record", str(record), *options])[1]
         for options in (["--backend", "gloo"], ["--backend", "xla", "--mesh", "data=2,model=2"])
     )
-    assert json.loads(record.read_text())["details"]["graphs_compiled"] > 2
+    found = json.loads(record.read_text())
+    assert found["details"]["graphs_compiled"] > 2
+    assert found["tokens_per_second"] is None  # to count them, the device would compute at each batch
     assert len(gloo["loss"]) == 8
     assert xla["loss"] == pytest.approx(gloo["loss"], abs=1e-3)
     assert xla["eval_perplexity"] == pytest.approx(gloo["eval_perplexity"], rel=2e-3)
