@@ -8,6 +8,7 @@ from cpudist import user_cache
 from cpudist.observability import product_speed
 
 _FILE = "network.json"  # in the user's cache folder
+_EQUAL = 0.85  # Hosts with this share of the fastest one's speed count as equal.
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,13 @@ def last_bandwidth() -> float | None:
 
 def keep(now: ClusterFigures) -> None:
     """Store the bandwidth of the network for `cpudist forecast`, and the speeds of products for every job."""
-    speeds = {host.name: {dtype: one / host.cores for dtype, one in host.flops.items()} for host in now.hosts}
-    product_speed.save(speeds)
+    product_speed.save({host.name: (host.cores, host.flops) for host in now.hosts})
     if now.bandwidth is not None:
         user_cache.write(_FILE, {"bandwidth": now.bandwidth})
+
+
+def proposed_shares(speeds: Mapping[str, float]) -> str:
+    """Return shares for a hostfile in proportion to the speeds of hosts, by name; empty if they count as equal."""
+    if min(speeds.values(), default=0.0) >= _EQUAL * max(speeds.values(), default=0.0):
+        return ""
+    return ", ".join(f"{name} share={speed / sum(speeds.values()):.2f}" for name, speed in speeds.items())

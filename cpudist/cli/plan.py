@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TextIO
 
 from cpudist.bench import rank_counts
+from cpudist.bench.cluster_figures import proposed_shares
 from cpudist.cli.parser import Parser, add_ranks_per_node
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read, shares
 from cpudist.launchers import Launcher
+from cpudist.launchers.mpi_launcher import Host
+from cpudist.observability import product_speed
 from cpudist.pinning import measured_ranks
 from cpudist.pinning.picture import draw
 from cpudist.pinning.plan import THREADS, PlanOptions, make_plan, threads_set
@@ -52,7 +55,7 @@ def add_options(parser: Parser) -> None:
     add_ranks_per_node(parser, "ppn", "the number that --measure has found on such a machine")
     another = "another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML"
     parser.add_argument("--topology", type=Path, metavar="FILE", help=another)
-    parser.add_argument("--hostfile", type=read, metavar="FILE", help="also show the shares that it gives its hosts")
+    parser.add_argument("--hostfile", type=read, metavar="FILE", help="show or propose its hosts' shares, too")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--measure", action="store_true", help="find the fastest number of ranks first")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for --measure")
@@ -66,8 +69,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         raise UserError(f"{script[0]} is for --measure; add that, or leave it out")
     if options.measure:
         _measure(script, to=sys.stderr if options.json else sys.stdout)
-    # This shell's variables apply to this machine only.
-    env = {} if options.topology else dict(os.environ)
+    env = {} if options.topology else dict(os.environ)  # This shell's variables apply to this machine only.
     machine = machine_from(options.topology) if options.topology else this_machine(env)
     threads, variable = threads_set(env) or (None, THREADS)
     measured = None if options.topology else measured_ranks.load()
@@ -83,10 +85,17 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         print(f"{number_of(measured, 'rank')}: the fastest on this machine by cpudist plan --measure")
     for line in plan.warnings:
         print(f"warning: {line}")
-    if hosts := options.hostfile:
-        parts = shares(hosts) or [1 / len(hosts)] * len(hosts)
-        each = ", ".join(f"{host.name} {part:.2f}" for host, part in zip(hosts, parts, strict=True))
-        print(f"with --balance these parts of a step's samples to begin with: {each}")
+    if options.hostfile:
+        print(_shares(options.hostfile))
+
+
+def _shares(hosts: Sequence[Host]) -> str:
+    """Return a line with the parts of a step's samples that a hostfile gives, or that its hosts' speeds propose."""
+    proposed = proposed_shares(product_speed.of_hosts(host.name for host in hosts))
+    if not (parts := shares(hosts)) and proposed:
+        return f"by the speeds that cpudist test has measured, with --balance, for this hostfile: {proposed}"
+    each = [f"{host.name} {part:.2f}" for host, part in zip(hosts, parts or [1 / len(hosts)] * len(hosts), strict=True)]
+    return f"with --balance these parts of a step's samples to begin with: {', '.join(each)}"
 
 
 def _measure(script: Sequence[str], to: TextIO) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cpudist import typed_json
-from cpudist.bench.cluster_figures import ClusterFigures, keep
+from cpudist.bench.cluster_figures import ClusterFigures, keep, proposed_shares
 from cpudist.bench.judgement import bits, judge, least_share, slow_and_late
 from cpudist.cli.bench import check_output
 from cpudist.cli.doctor import show
@@ -34,7 +34,6 @@ examples:
 _TIMEOUT = 120.0  # seconds for the start and for each collective
 _WIDTH = 80
 _GOOD = 0.75  # links below this share of the usual bandwidth are yellow
-_EQUAL = 0.85  # Hosts with this share of the fastest one's speed count as equal.
 
 
 def add_options(parser: Parser) -> None:
@@ -111,9 +110,7 @@ def _tables(figures: ClusterFigures) -> str:
         hosts.append((host.name, str(host.cores), *flops, f"{size(host.copied)}/s", clock, size(host.memory)))
     blocks = ["\n".join(aligned(hosts)), *(_matrix(figures) if figures.links else ())]
     times = ", ".join(f"{size(bytes)} {1e3 * seconds:.3g} ms" for bytes, seconds in figures.allreduces.items())
-    speeds = [host.flops["float32"] for host in figures.hosts]
-    if min(speeds) < _EQUAL * max(speeds):
-        shares = ", ".join(f"{host.name} share={host.flops['float32'] / sum(speeds):.2f}" for host in figures.hosts)
+    if shares := proposed_shares({host.name: host.flops["float32"] for host in figures.hosts}):
         blocks.append(f"unequal hosts train together with --balance; for the hostfile: {shares}")
     blocks.append(f"allreduce on {figures.backend}: {times}\nloss of a small training: {figures.loss[0]:.6g}")
     return "\n\n".join(blocks)

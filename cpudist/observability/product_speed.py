@@ -6,7 +6,7 @@ attention, embeddings and padding. The speeds are stored in the user's cache fol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cpudist import typed_json, user_cache
@@ -16,23 +16,38 @@ if TYPE_CHECKING:
 
     from cpudist.world import RankInfo
 
-_FILE = "products.json"
+_FILE, _CORES = "products.json", "cores"
 
 SPEED, OF_CORE, SHARE = "tokens_per_second", "tokens_per_second_per_core", "product_share"
 
 
-def save(speeds: Mapping[str, Mapping[str, float]]) -> None:
-    """Store the operations per second of a core, by host and number format."""
-    user_cache.write(_FILE, {**user_cache.read(_FILE), **speeds})
+def save(hosts: Mapping[str, tuple[int, Mapping[str, float]]]) -> None:
+    """Store the cores of each host, by name, and the operations per second of one of them by number format."""
+    of_core = {name: {dtype: one / cores for dtype, one in speeds.items()} for name, (cores, speeds) in hosts.items()}
+    stored = {name: {_CORES: cores, **of_core[name]} for name, (cores, _) in hosts.items()}
+    user_cache.write(_FILE, {**user_cache.read(_FILE), **stored})
 
 
 def of_ranks(members: Sequence[RankInfo], dtype: str | None) -> float | None:
     """Return the operations per second of all threads of the ranks; None if one of the hosts was not measured."""
     try:
-        stored = typed_json.read(dict[str, dict[str, float]], user_cache.read(_FILE))
+        stored = _stored()
         return sum(member.threads * stored[member.host][dtype or ""] for member in members)
     except (ValueError, KeyError):  # another version has written the file, or nobody has measured
         return None
+
+
+def of_hosts(names: Iterable[str]) -> dict[str, float]:
+    """Return the operations per second of whole hosts in float32, by name; empty if one of them was not measured."""
+    try:
+        stored = _stored()
+        return {name: stored[name][_CORES] * stored[name]["float32"] for name in names}
+    except (ValueError, KeyError):
+        return {}
+
+
+def _stored() -> dict[str, dict[str, float]]:
+    return typed_json.read(dict[str, dict[str, float]], user_cache.read(_FILE))
 
 
 def of_token(model: torch.nn.Module) -> int:

@@ -15,6 +15,7 @@ from cpudist import typed_json
 from cpudist.bench.cluster import pairs_in_rounds
 from cpudist.bench.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_bandwidth
 from cpudist.bench.judgement import judge
+from cpudist.cli.main import main
 from cpudist.launchers import Placement
 from cpudist.observability import product_speed
 from cpudist.world import RankInfo
@@ -134,6 +135,23 @@ def test_figures_cross_processes_and_the_bandwidth_is_kept(tmp_path: Path, monke
         for name in ("network.json", "products.json"):
             (tmp_path / "cpudist" / name).write_text(damaged)
         assert last_bandwidth() is product_speed.of_ranks(hosts, "bfloat16") is None
+
+
+def test_plan_proposes_shares_by_the_measured_speeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hostfile, slow = tmp_path / "hosts", _host(1, flops={"float32": 2e11, "bfloat16": 5e11})
+    for change, text, told in (
+        (slow, "h0\nh1", "for this hostfile: h0 share=0.80, h1 share=0.20"),
+        (slow, "h0\nh1 share=0.3", "to begin with: h0 0.70, h1 0.30"),
+        (slow, "h0\nnew", "to begin with: h0 0.50, new 0.50"),
+        (lambda figures: figures, "h0\nh1", "to begin with: h0 0.50, h1 0.50"),
+    ):
+        keep(change(cluster(4)))
+        hostfile.write_text(text)
+        assert main(["plan", "--hostfile", str(hostfile)]) == 0
+        assert told in capsys.readouterr().out
 
 
 @given(st.integers(1, 40))
