@@ -73,8 +73,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# If torch is imported later, it calls `register` itself (entry-point group torch.backends).
-if "torch" in sys.modules:
+if "torch" in sys.modules:  # If torch is imported later, it calls `register` itself (entry-point group torch.backends).
     from cpudist.backends.ccl.register import register
 
     register()

@@ -32,8 +32,7 @@ __all__ = [
     "register",
 ]
 
-# "auto" takes the first of these backends that every rank can use.
-AUTO = ("ccl", "gloo")
+AUTO = ("ccl", "gloo")  # "auto" takes the first of these backends that every rank can use.
 
 # The class of each backend, or the "module:Class" that `get` imports at its first call.
 _registered: dict[str, type[Backend] | str] = {

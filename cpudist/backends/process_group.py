@@ -26,7 +26,6 @@ from cpudist.world import World
 # accelerate and transformers prefer another runtime, if it is installed, to the CPU unless this is set at import.
 CPU_ONLY = {"USE_TORCH_XLA": "0"}
 
-
 # Description of the process groups of background work; their ranks may wait for a long time.
 BACKGROUND = "cpudist background"
 

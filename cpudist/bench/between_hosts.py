@@ -20,8 +20,7 @@ from cpudist.errors import UserError
 from cpudist.optimization import precision
 from cpudist.world import World
 
-# name -> (process group, compression of gradients)
-CANDIDATES: dict[str, tuple[str, str]] = {
+CANDIDATES: dict[str, tuple[str, str]] = {  # name -> (process group, compression of gradients)
     ALONE: (CCL, "none"),
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
     "gloo": (GLOO, "none"),

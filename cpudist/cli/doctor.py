@@ -33,8 +33,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     """Print the findings; exit with status 1 if a job would fail."""
-    # Late: the checks import packages, which --help does not need.
-    from cpudist.doctor import examine
+    from cpudist.doctor import examine  # Late: the checks import packages, which --help does not need.
 
     if options.interface and not options.hosts:
         raise UserError("--interface is for the hosts of a job; give --hostfile FILE, too")

@@ -12,8 +12,7 @@ from cpudist.topology.kernel_files import Files
 
 __all__ = ["Finding", "examine"]
 
-# Findings of one level are shown in this order.
-_GROUPS = (versions, usable_backends, resources, libraries)
+_GROUPS = (versions, usable_backends, resources, libraries)  # Findings of one level are shown in this order.
 
 
 def examine() -> list[Finding]:

@@ -13,8 +13,7 @@ _IPEX = "intel_extension_for_pytorch"
 # Packages that a job's behaviour depends on; their versions are shown.
 _NAMED = ("torch", "oneccl-cpu-devel", "impi-rt", "mpi4py", "transformers", "accelerate", "datasets")
 
-# Extras whose packages change a job's behaviour.
-_EXTRAS = ("ccl", "hf", "notebook")
+_EXTRAS = ("ccl", "hf", "notebook")  # Extras whose packages change a job's behaviour.
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:

@@ -41,8 +41,7 @@ _slow_names: list[str] = []  # the first of them is reported
 _LONGEST_LINE = 64 << 20  # bytes
 _BEGINS = "cpudist-begins"  # a line between the output of the login shell's own files and the program's
 
-# ssh's messages, and the remedy for each.
-_REMEDIES = {
+_REMEDIES = {  # ssh's messages, and the remedy for each.
     "Could not resolve hostname": "correct its name, or add it to /etc/hosts",
     "Connection refused": "start sshd there (Debian: apt-get install openssh-server)",
     "Permission denied": "let this user in without a password: ssh-copy-id {host}",
@@ -53,9 +52,7 @@ _REMEDIES = {
     "timed out": "see that it is on and no firewall drops port 22, or take its line out",
 }
 
-
-# The standard output of a program on a host, or why it failed.
-Answer = str | Finding
+Answer = str | Finding  # The standard output of a program on a host, or why it failed.
 
 
 @cache

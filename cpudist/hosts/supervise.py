@@ -79,8 +79,7 @@ def supervise(
             )
             assert process.stdout is not None
             assert process.stderr is not None
-            # Hydra reports a killed rank on standard output, Open MPI on standard error.
-            outputs = [
+            outputs = [  # Hydra reports a killed rank on standard output, Open MPI on standard error.
                 _Output("standard output", sys.stdout, mpi.banner),
                 _Output("standard error", sys.stderr, _STOPPED_RANK, lambda: bool(stop)),
             ]

@@ -47,8 +47,7 @@ class Context:
     unknown: set[str] = field(default_factory=set)
 
 
-# The patches of a module are applied in this order.
-PATCHES = (
+PATCHES = (  # The patches of a module are applied in this order.
     Patch(
         "accelerate.state:PartialState._prepare_backend",
         "accelerate refuses the backend ccl, and trains every rank alone without cpu=True",

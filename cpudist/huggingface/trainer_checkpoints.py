@@ -49,8 +49,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         # The last checkpoint of a training, and checkpoints to upload, are not written in the background.
         later = job.options.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
         files = DeferredFiles()
-        # Trainer saves into the staging directory, and uploads nothing from there.
-        aside = replaced(
+        aside = replaced(  # Trainer saves into the staging directory, and uploads nothing from there.
             self,
             _get_output_dir=lambda trial: str(written.parent),
             _push_from_checkpoint=lambda checkpoint_folder: None,

@@ -11,8 +11,7 @@ from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
 from cpudist.processes import procfs
 
-# File name of Open MPI's library from 2.x to 5.x; no MPICH has a library of this name.
-_LIBRARY = "libmpi.so.40"
+_LIBRARY = "libmpi.so.40"  # File name of Open MPI's library from 2.x to 5.x; no MPICH has a library of this name.
 
 # Open MPI passes on only the variables in its command line, and its own. These describe mpirun's host or its terminal.
 _NOT_PASSED_ON = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_"}

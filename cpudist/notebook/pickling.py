@@ -25,8 +25,7 @@ from cpudist.notebook.cell import name_of
 MAIN = "__main__"
 _DEPTH = 8  # Search so many functions, each used by the last one, for the object that cannot be pickled.
 
-# Objects that belong to one process: (prefix of the module, classes, reason for the error).
-_OF_THIS_PROCESS = (
+_OF_THIS_PROCESS = (  # Objects that belong to one process: (prefix of the module, classes, reason for the error).
     ("accelerate.", ("Accelerator", "PartialState", "AcceleratorState", "GradientState"), "it belongs to this process"),
     ("cpudist.", ("World",), "it describes this process"),
     ("torch.", ("ProcessGroup", "DistributedDataParallel"), "it belongs to this process"),

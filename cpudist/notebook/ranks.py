@@ -49,8 +49,7 @@ class Output:
         """Write a piece of UTF-8 text of any size; an empty piece ends the text."""
         text = self._rest + self._decoder.decode(piece, final=not piece)
         if self.by_line:
-            # A progress bar ends its lines with carriage returns.
-            lines = _LINE.findall(text)
+            lines = _LINE.findall(text)  # A progress bar ends its lines with carriage returns.
             self._rest = text[sum(map(len, lines)) :]
             if not piece and self._rest:
                 lines.append(f"{self._rest}\n")

@@ -11,8 +11,7 @@ from cpudist.observability.rank_answers import RankStacks
 from cpudist.supervision.rank_status import RankStatus
 
 SAMPLES = 8  # Rates are taken over so many samples: a step may take longer than a sampling interval.
-# Columns of the table: the heading and the number format of each figure.
-COLUMNS = {
+COLUMNS = {  # Columns of the table: the heading and the number format of each figure.
     "rank": ("rank", ""),
     "host": ("host", ""),
     "steps": ("steps", ""),

@@ -150,7 +150,6 @@ def _excess(rates: Mapping[int, _Rates], rank: int) -> float:
 
 def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:
     """Return why a rank is slower than the others; empty if the figures do not show it."""
-
     if slow.loading > _usual(others, "loading") + _LOST:
         return f"its data loader takes {100 * slow.loading:.0f} % of its time"
     if slow.threads < (threads := _usual(others, "threads")):

@@ -15,8 +15,7 @@ _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adag
 
 _BLOCK = 4096  # A block of float32 values, 16 KB, fits into a first-level cache.
 
-# <malloc.h> of the GNU C library
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h> of the GNU C library
 _NEVER = -1
 
 _VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")

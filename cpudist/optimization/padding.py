@@ -23,8 +23,7 @@ _MASK = "attention_mask"
 REFUSED = "{}: {}; leave it out, or pad each batch to its longest row only"
 _TENSORS = {"input_ids", _MASK, "token_type_ids", "position_ids", "labels"}
 
-# Names of models in transformers, and the ends of the names of their classes.
-ENCODERS = {
+ENCODERS = {  # Names of models in transformers, and the ends of the names of their classes.
     *("albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"),
     *("xlm-roberta",),
 }

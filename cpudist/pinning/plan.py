@@ -27,8 +27,7 @@ Part = Literal["socket", "numa", "l3"]
 THREADS = "OMP_NUM_THREADS"
 # A torch that is built with MKL takes the number of threads from MKL, and MKL reads its own variable first.
 _THREADS = ("MKL_NUM_THREADS", THREADS)
-# Variables that bind threads to CPUs.
-BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # Variables that bind threads to CPUs.
 
 
 @dataclass(frozen=True)

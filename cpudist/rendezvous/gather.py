@@ -22,8 +22,7 @@ _MOST_NAMES = 20  # Most missing ranks that a message names.
 # A job sets these two, since torch creates groups and so calls the waits here without knowing the job.
 # Returns the host of each rank, and where it was last.
 whereabouts: Callable[[], Mapping[int, str]] = dict
-# Returns the ranks that do not answer.
-silent: Callable[[], Sequence[int]] = list
+silent: Callable[[], Sequence[int]] = list  # Returns the ranks that do not answer.
 
 
 @dataclass(frozen=True)

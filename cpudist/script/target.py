@@ -22,8 +22,7 @@ from typing import Any
 from cpudist.errors import UserError
 from cpudist.script.frames import programs
 
-# Runs a target to its end in this process, and raises its errors.
-Target = Callable[[], object]
+Target = Callable[[], object]  # Runs a target to its end in this process, and raises its errors.
 
 _HEAD_BYTES = 1024  # pip writes a long interpreter's path into the second line
 

@@ -17,8 +17,7 @@ class StepCounter:
     def __init__(self, changes: Changes) -> None:
         self.steps = self.batches = 0  # optimizer steps and batches so far
         self.loading = 0.0  # seconds that this rank has waited for batches
-        # Functions that get the optimizer after each step.
-        self.after_step: list[Callable[[Any], object]] = []
+        self.after_step: list[Callable[[Any], object]] = []  # Functions that get the optimizer after each step.
         # Functions that get a data loader's iterator after each of its batches.
         self.after_batch: list[Callable[[Any], object]] = []
         changes.then(register_optimizer_step_post_hook(self._step).remove)

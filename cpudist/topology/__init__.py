@@ -66,8 +66,7 @@ def assemble(cpus: Iterable[Cpu], numa_nodes: Iterable[NumaNode] = ()) -> Topolo
     siblings: dict[Hashable, list[Cpu]] = {}
     for cpu in sorted(cpus, key=lambda cpu: cpu.number):
         siblings.setdefault((cpu.socket, cpu.numa_node, cpu.core), []).append(cpu)
-    # The L3 groups are numbered by their lowest CPU.
-    groups: dict[Hashable, int] = {}
+    groups: dict[Hashable, int] = {}  # The L3 groups are numbered by their lowest CPU.
     cores = []
     for threads in siblings.values():
         first = threads[0]

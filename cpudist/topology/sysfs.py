@@ -30,8 +30,7 @@ def online_cpus(files: Files) -> frozenset[int]:
     text = files.read(f"{_CPUS}/online")
     if text is not None:
         return parse_list(text)
-    # Copies often lack that file; a CPU that is off has no topology.
-    return frozenset(
+    return frozenset(  # Copies often lack that file; a CPU that is off has no topology.
         number
         for number in _numbered(files.names(_CPUS), "cpu")
         if files.read(f"{_CPUS}/cpu{number}/online") != "0" and files.names(f"{_CPUS}/cpu{number}/topology")

@@ -12,8 +12,7 @@ from cpudist.patching.undo import Changes
 from cpudist.script.target import Target
 from cpudist.training.interruption import Interrupted, Interruption
 
-# Variables that the libraries read when they are imported.
-_QUIET = {
+_QUIET = {  # Variables that the libraries read when they are imported.
     "TQDM_DISABLE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",

@@ -91,8 +91,7 @@ class CclBackend(ProcessGroupBackend):
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
-        # Report this rank's traffic on each transport so far. Between hosts an allreduce uses both.
-        carried = {
+        carried = {  # Report this rank's traffic on each transport so far. Between hosts an allreduce uses both.
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
             for transport, (calls, size) in module.traffic().items()
         }

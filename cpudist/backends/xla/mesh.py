@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from cpudist.errors import UserError
 
-# The axes that divide a batch. All axes but data divide parameters.
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp")  # The axes that divide a batch. All axes but data divide parameters.
 
 _AXIS = re.compile(r"([A-Za-z_]\w*)=(-1|[1-9]\d*)")
 

@@ -22,8 +22,7 @@ _BY_OUTPUTS: Spec = (("model",), ("fsdp",))  # for weights of shape (outputs, in
 _BY_INPUTS: Spec = (("fsdp",), ("model",))
 _EMBEDDING: Spec = ((), ("fsdp", "model"))  # divides the width, because vocabulary sizes are seldom divisible
 
-# GPT-2's linear layers hold weights of shape (inputs, outputs).
-_GPT2 = {
+_GPT2 = {  # GPT-2's linear layers hold weights of shape (inputs, outputs).
     "*.attn.c_attn.weight": _BY_INPUTS,
     "*.attn.c_proj.weight": _BY_OUTPUTS,
     "*.mlp.c_fc.weight": _BY_INPUTS,
@@ -43,8 +42,7 @@ _SECOND = dict.fromkeys(
     _BY_INPUTS,
 )
 _EMBEDDINGS = dict.fromkeys(("*embed*.weight", "*wte.weight", "*wpe.weight", "lm_head.weight"), _EMBEDDING)
-# ViT's convolution, which embeds the patches of an image.
-_PATCHES = {"*.projection.weight": _BY_OUTPUTS}
+_PATCHES = {"*.projection.weight": _BY_OUTPUTS}  # ViT's convolution, which embeds the patches of an image.
 _TABLE: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _BY_OUTPUTS}
 
 

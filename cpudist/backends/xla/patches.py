@@ -196,8 +196,7 @@ def _answering(field: str) -> Callable[[Any, World], Callable[[], int]]:
     return lambda _, world: lambda: getattr(world, field)
 
 
-# Functions of torch_xla.runtime, and the field of `World` that each returns.
-_ANSWERS = {
+_ANSWERS = {  # Functions of torch_xla.runtime, and the field of `World` that each returns.
     "world_size": "size",
     "global_device_count": "size",
     "process_count": "size",
@@ -209,8 +208,7 @@ _ANSWERS = {
 }
 _ALONE = "the runtime takes each CPU process for a world of its own (pytorch/xla#9496)"
 
-# For several CPU processes, which meet through the host. The context is the `World`.
-ONE_WORLD = (
+ONE_WORLD = (  # For several CPU processes, which meet through the host. The context is the `World`.
     *(Patch(f"torch_xla.runtime:{name}", _ALONE, _answering(field), "") for name, field in _ANSWERS.items()),
     Patch("torch_xla.core.xla_model:all_reduce", _ALONE, lambda *_: all_reduce, "reduce_type, inputs, scale, ..."),
     Patch("torch_xla.core.xla_model:all_gather", _ALONE, lambda *_: all_gather, "value, dim, groups, output, ..."),
@@ -227,8 +225,7 @@ ONE_WORLD = (
 
 _RUN = "the ranks run already"
 
-# For every job on xla. The context is its `Program`.
-PATCHES = (
+PATCHES = (  # For every job on xla. The context is its `Program`.
     Patch("torch_xla:launch", _RUN, lambda _, program: partial(_launch, program), "fn, args, ..."),
     Patch(
         "torch_xla.distributed.xla_multiprocessing:spawn",
@@ -250,8 +247,7 @@ PATCHES = (
     ),
 )
 
-# For several ranks. accelerate's loader prefetches a batch in a thread.
-LOADER = (
+LOADER = (  # For several ranks. accelerate's loader prefetches a batch in a thread.
     Patch(
         "accelerate.data_loader:MpDeviceLoaderWrapper.__iter__",
         "a batch that is prefetched is not known as the last one, so gather_for_metrics keeps repeated samples",

@@ -26,7 +26,6 @@ _VARIABLES = ("PJRT_", "CPU_NUM_DEVICES", "GPU_NUM_DEVICES", "TPU_", "XLA_USE_SP
 
 _ON = ("1", "ON", "YES", "TRUE", "Y")  # values that the runtime reads as true
 
-
 _started_with: tuple[str, str, bool] | None = None  # The runtime started with this kind, CPU_NUM_DEVICES, mesh.
 
 

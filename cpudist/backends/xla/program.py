@@ -62,8 +62,7 @@ class Program:
             raise UserError(
                 f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; check that the device is there and free"
             ) from error
-        # After `Sharding`, which needs the runtime's own use_spmd.
-        apply(patches.PATCHES, self, changes)
+        apply(patches.PATCHES, self, changes)  # After `Sharding`, which needs the runtime's own use_spmd.
         self._compiled_before = _compiled()
 
     def _connect(self, options: Mapping[str, Any]) -> None:

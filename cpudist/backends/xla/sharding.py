@@ -101,7 +101,6 @@ class Sharding:
 
 _is_one_program = False  # SPMD mode stays on until the process ends
 
-
 PATCHES = (
     Patch(
         "torch_xla.distributed.spmd.xla_sharding:mark_sharding",

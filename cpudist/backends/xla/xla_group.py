@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from cpudist.backends.ccl.ccl_group import create_group
 from cpudist.backends.xla.transfers import done, fetch, put
 
-# For each call of c10d: the positions of its arguments with output tensors, and with input tensors.
-_CALLS = {
+_CALLS = {  # For each call of c10d: the positions of its arguments with output tensors, and with input tensors.
     **dict.fromkeys(("allreduce", "allreduce_coalesced", "broadcast", "reduce"), ((0,), (0,))),
     **dict.fromkeys(("allgather", "gather", "scatter", "reduce_scatter", "alltoall"), ((0,), (1,))),
     **dict.fromkeys(("_allgather_base", "_reduce_scatter_base", "alltoall_base"), ((0,), (1,))),
@@ -107,8 +106,7 @@ def runtime_side(host: Any, options: Any) -> Any:
     ranks, size = list(options.global_ranks_in_group), dist.get_world_size() if dist.is_initialized() else 0
     if ranks and len(ranks) < size:  # as in torch_xla's own new_group (2.8)
         side._mesh = [ranks] if len(ranks) > 1 else [[rank] for rank in range(size)]
-    # torch_xla 2.9 asks torch for the ranks of its own group.
-    of_group = enumerate(ranks or range(options.group_size))
+    of_group = enumerate(ranks or range(options.group_size))  # torch_xla 2.9 asks torch for the ranks of its own group.
     distributed_c10d._world.pg_group_ranks[side] = {rank: number for number, rank in of_group}
     return side
 
