@@ -12,7 +12,7 @@ It writes a line for each event, and at least one per second. `ranks N` is the n
 reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names the rank that a
 rank of this host blames for the failure. `left N` comes last and is the number of processes that could not be killed.
 
-It imports only the standard library and two small modules, so it starts at once, in Python's isolated mode.
+It imports only the standard library and a few small modules, so it starts at once, in Python's isolated mode.
 """
 
 import os

@@ -15,8 +15,8 @@ from cpudist.errors import UserError
 from cpudist.hosts import node_agent
 from cpudist.hosts.remote import AT_ONCE, CONNECT_SECONDS, command_on, is_here
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.processes.lost_ranks import SilentHosts
 from cpudist.processes.procfs import python_main
-from cpudist.processes.silent_hosts import SilentHosts
 from cpudist.waiting import poll
 
 _KEEPALIVE_SECONDS = 1.0

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from cpudist.huggingface import padding
 from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.training_arguments import computing_type
-from cpudist.optimization import applied, kernels
+from cpudist.optimization import kernels
 from cpudist.patching.undo import replaced
 
 if TYPE_CHECKING:
@@ -127,13 +127,13 @@ def _optimize(trainer: Any, context: Context) -> None:
         trainer.use_cpu_amp = False  # autocast of transformers 4.57, in addition to accelerate's
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        applied.note(["native", *([f"fused {type(optimizer).__name__}"] if fused else [])], dtype)
+        kernels.note(["native", *([f"fused {type(optimizer).__name__}"] if fused else [])], dtype)
         return
     clip_by_blocks(trainer.accelerator)
     no_ipex = kernels.why_not_ipex(args.torch_compile)
-    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, own_operators=args.own_operators), dtype)
+    chosen = kernels.note(kernels.apply(model, optimizer, no_ipex, own_operators=args.own_operators), dtype)
     warning = f"warning: --use_ipex: {no_ipex}; going on with " if no_ipex else ""
-    applied.announce(chosen, dtype, no_ipex, warning=warning)
+    kernels.announce(chosen, dtype, no_ipex, warning=warning)
 
 
 def _divide(result: Any, number: float) -> Any:

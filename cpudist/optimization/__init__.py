@@ -2,7 +2,7 @@
 Parameters keep their type, so copies, other optimizers and saved states work as before.
 
 Each optimization has a module: ipex.py, precision.py (bfloat16 and float16 by autocast), operators.py (attention,
-dropout and others), native.py (fused optimizers, freed memory). kernels.py applies those that fit; applied.py records
+dropout and others), native.py (fused optimizers, freed memory). kernels.py applies those that fit, records
 and prints them.
 
 It must not import launchers, transformers, programs or command lines.
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import job
 from cpudist.errors import UserError, expect
-from cpudist.optimization import applied, kernels, precision
+from cpudist.optimization import kernels, precision
 
 __all__ = ["optimize", "scaler"]
 
@@ -76,9 +76,9 @@ def optimize(
     computed = precision.fitting(dtype)
     precision.compute_in(model, torch.float32)  # An earlier call's autocast is around what `apply` replaces.
     because = ([precision.IN_FLOAT32] if computed is not dtype else []) + ([no_ipex] if no_ipex else [])
-    chosen = applied.note(kernels.apply(model, optimizer, no_ipex, keep_memory, own_operators), computed)
+    chosen = kernels.note(kernels.apply(model, optimizer, no_ipex, keep_memory, own_operators), computed)
     precision.compute_in(model, computed)
-    applied.announce(chosen, computed, no_ipex, because=f" ({'; '.join(because)})" if because else "")
+    kernels.announce(chosen, computed, no_ipex, because=f" ({'; '.join(because)})" if because else "")
     return model, optimizer
 
 
@@ -99,4 +99,4 @@ def scaler() -> Any:
         >>> cpudist.step(optimizer, scaler)
     """
     job.require()
-    return torch.amp.GradScaler("cpu", enabled=torch.float16 in applied.dtypes)
+    return torch.amp.GradScaler("cpu", enabled=torch.float16 in kernels.dtypes)

@@ -1,4 +1,4 @@
-"""Find the first rank that ended without an error of its own, and report it in a sentence.
+"""Find the first rank that ended without an error of its own, and name hosts that do not answer, each in a sentence.
 
 The store, the other ranks and `cpudist launch` may each notice it; they report it with the same sentence. The rank that
 reports a failure also writes the ranks that caused it into a file. The node agent on its host (hosts/node_agent.py)
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from cpudist.console import names_of, say
 
 JOB_ID = "CPUDIST_JOB_ID"  # in the environment of all processes that `cpudist launch` starts
 
@@ -96,3 +98,33 @@ def killed_by(number: int) -> str:
     """Return words that follow a rank's name, such as "was killed by SIGTERM"."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     return f"was killed by {name}{_HINTS.get(number, '')}"
+
+
+def silence_seconds(end: float) -> float:
+    """Return the seconds without an answer after which a host is named, given those after which it is lost."""
+    return end / 3
+
+
+class SilentHosts:
+    """Reports hosts that do not answer, and that they answer again; after `end` seconds a host is lost.
+
+    Whether such a host is down, frozen or cut off cannot be told from outside.
+    """
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+        self._reported: set[str] = set()
+
+    def report(self, silences: Mapping[str, float]) -> None:
+        """Report changes, given for how many seconds each host has not answered; a lost host has no entry."""
+        silent = {host for host, seconds in silences.items() if seconds > silence_seconds(self._end)}
+        if found := sorted(silent - self._reported):
+            self.say(found)
+        if again := sorted(self._reported & silences.keys() - silent):
+            say(f"{names_of(again)} {'answers' if len(again) == 1 else 'answer'} again")
+        self._reported = silent
+
+    def say(self, hosts: Sequence[str]) -> None:
+        """Name hosts that do not answer."""
+        verb, seconds = "does" if len(hosts) == 1 else "do", silence_seconds(self._end)
+        say(f"warning: {names_of(hosts)} {verb} not answer for {seconds:.0f} s; the job ends at {self._end:.0f} s")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cpudist.console import first_line
 from cpudist.errors import StartupTimeout
-from cpudist.processes.silent_hosts import silence_seconds
+from cpudist.processes.lost_ranks import silence_seconds
 from cpudist.store import protocol
 from cpudist.store.protocol import Code
 from cpudist.waiting import poll, usable

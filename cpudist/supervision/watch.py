@@ -15,8 +15,7 @@ from typing import NoReturn
 
 from cpudist.console import option, say
 from cpudist.processes.ending import after_last_line
-from cpudist.processes.lost_ranks import JOB_ID, LostRank, tell_launch
-from cpudist.processes.silent_hosts import SilentHosts
+from cpudist.processes.lost_ranks import JOB_ID, LostRank, SilentHosts, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after

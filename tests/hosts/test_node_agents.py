@@ -15,7 +15,7 @@ from cpudist.errors import UserError
 from cpudist.hosts import node_agents
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.processes import silent_hosts
+from cpudist.processes import lost_ranks
 from cpudist.processes.procfs import python_main
 from cpudist.waiting import poll
 
@@ -194,7 +194,7 @@ def test_what_agents_report_and_are_told(
     assert agents.first_ended == {"h0": 2, "h2": 7}
     assert (agents.had_ranks, agents.without_ranks, agents.lost) == (True, [h1], [])
     assert not agents.signal_ranks(15)
-    monkeypatch.setattr(silent_hosts, "silence_seconds", lambda end: 0.1)
+    monkeypatch.setattr(lost_ranks, "silence_seconds", lambda end: 0.1)
     assert not poll(agents.tick, 0.5)
     said = capsys.readouterr().err.splitlines()
     (h1_is_named,) = [line for line in said if "h1" in line]

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import cpudist
-from cpudist.optimization import applied, operators, precision
+from cpudist.optimization import kernels, operators, precision
 
 pytestmark = pytest.mark.versions
 
@@ -291,7 +291,7 @@ def test_compiled_it_computes_the_same() -> None:
 
 def test_a_scaler_scales_once_any_model_of_the_job_is_in_float16(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "check", lambda dtype: None)
-    monkeypatch.setattr(applied, "dtypes", set())  # of the models of earlier tests
+    monkeypatch.setattr(kernels, "dtypes", set())  # of the models of earlier tests
     assert not cpudist.scaler().is_enabled()
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         cpudist.optimize(nn.Linear(2, 2), None, dtype, keep_memory=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cpudist.processes.silent_hosts import SilentHosts
+from cpudist.processes.lost_ranks import SilentHosts
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code

@@ -7,7 +7,7 @@ import torch
 import torch_xla
 from torch_xla.experimental import plugins
 
-from cpudist.backends.xla import gpu
+from cpudist.backends.xla import pjrt
 from cpudist.patching.patch import Patch, apply
 from cpudist.patching.undo import Changes
 from cpudist.world import World
@@ -23,7 +23,7 @@ class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
         self._world = world
 
     def library_path(self) -> str:
-        return str(gpu.library())
+        return str(pjrt.plugin())
 
     def physical_chip_count(self) -> int:
         return self._world.local_size

@@ -1,17 +1,23 @@
 """Choose PJRT's devices before torch_xla is imported, because torch_xla reads the choice at its import.
 
-Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md and torch_xla/runtime.py.
+Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md and torch_xla/runtime.py. torch_xla 2.8's own plugin for GPUs was not
+released; JAX publishes the same plugin of XLA as `jax-cuda12-pjrt`. A newer plugin has a newer PJRT, which rejects
+torch_xla's calls. torch_xla 2.9 rejects GPUs.
 """
 
+import ctypes
 import importlib.util
 import os
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from glob import glob
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 from typing import Literal
 
-from cpudist.backends.xla import gpu, mesh
+from cpudist.backends.xla import mesh
 from cpudist.errors import UserError
 from cpudist.patching.undo import Changes
 
@@ -20,6 +26,8 @@ KINDS = ("cpu", "cuda", "tpu")
 # The torch_xla to install for each release of torch. PyTorch/XLA ended with 2.9.
 _FITTING = {"2.8": "torch_xla==2.8.1", "2.9": "torch_xla==2.9.0"}
 _INSTALL_BOTH = "pip install torch==2.9.0 torch_xla==2.9.0"
+_PLUGIN, _FITTING_PLUGIN = "jax-cuda12-pjrt", "0.6.2"
+_INSTALL_PLUGIN = "pip install 'cpudist[xla-cuda]'"
 
 # Prefixes of the runtime's environment variables for devices.
 _VARIABLES = ("PJRT_", "CPU_NUM_DEVICES", "GPU_NUM_DEVICES", "TPU_", "XLA_USE_SPMD", "XLA_AUTO_SPMD")
@@ -113,7 +121,7 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
         changes.default_variable("XLA_FALLBACK_CPU", "1")  # torch computes operations on the CPU that XLA cannot lower
         flags = os.environ.get("XLA_FLAGS", "")
         if "xla_gpu_cuda_data_dir" not in flags:
-            changes.variable("XLA_FLAGS", f"{flags} --xla_gpu_cuda_data_dir={gpu.toolkit()}".strip())
+            changes.variable("XLA_FLAGS", f"{flags} --xla_gpu_cuda_data_dir={toolkit()}".strip())
     if mesh_text is not None and choice.kind == "cpu" and "CPU_NUM_DEVICES" not in os.environ:
         count = mesh.places(mesh.parse(mesh_text))
         if count is not None:
@@ -130,7 +138,39 @@ def lacks(kind: str) -> str | None:
     """Return what the runtime lacks for this kind of device, with the remedy; None if nothing is missing."""
     if kind == "tpu" and "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
         return "there is no libtpu, which drives TPUs: pip install 'torch_xla[tpu]'"
-    return gpu.lacks() if kind == "cuda" else None
+    return gpu_lacks() if kind == "cuda" else None
+
+
+def gpu_lacks() -> str | None:
+    """Return what is missing to compute on GPUs, with the remedy; None if nothing is missing."""
+    try:
+        found = version(_PLUGIN)
+    except PackageNotFoundError:
+        return f"{_PLUGIN}, which drives GPUs, is not installed: {_INSTALL_PLUGIN}"
+    if found != _FITTING_PLUGIN or not version("torch_xla").startswith("2.8."):
+        return f"{_PLUGIN} {found} does not fit torch_xla {version('torch_xla')}: {_INSTALL_PLUGIN}"
+    if toolkit() is None:
+        return f"there is no ptxas, which compiles for GPUs: {_INSTALL_PLUGIN}"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver (libcuda.so.1); install it, or use --device cpu"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+    return None
+
+
+def plugin() -> Path:
+    return Path(str(distribution(_PLUGIN).locate_file("jax_plugins/xla_cuda12/xla_cuda_plugin.so")))
+
+
+def toolkit() -> Path | None:
+    """Return the folder with bin/ptxas and nvvm/libdevice: NVIDIA's package, or a CUDA toolkit on PATH."""
+    found = shutil.which("ptxas")
+    roots = [Path(entry, "nvidia", "cuda_nvcc") for entry in sys.path]
+    roots += [Path(found).resolve().parents[1]] if found else []
+    return next((root for root in roots if (root / "bin" / "ptxas").exists()), None)
 
 
 def count(kind: str) -> int | None:

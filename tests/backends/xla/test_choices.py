@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpudist import backends
-from cpudist.backends.xla import gpu, mesh, partition, pjrt
+from cpudist.backends.xla import mesh, partition, pjrt
 from cpudist.errors import UserError
 
 
@@ -94,9 +94,9 @@ def test_what_a_gpu_lacks_is_one_line(
             raise OSError(name)
         return SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=count)
 
-    _install(monkeypatch, gpu, jax_cuda12_pjrt=plugin or None, torch_xla=torch_xla)
-    monkeypatch.setattr(gpu, "toolkit", lambda: toolkit or None)
-    monkeypatch.setattr(gpu.ctypes, "CDLL", driver)
+    _install(monkeypatch, pjrt, jax_cuda12_pjrt=plugin or None, torch_xla=torch_xla)
+    monkeypatch.setattr(pjrt, "toolkit", lambda: toolkit or None)
+    monkeypatch.setattr(pjrt.ctypes, "CDLL", driver)
     found = pjrt.lacks("cuda")
     assert lacking in found if lacking else found is None
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import cpudist
-from cpudist.backends.xla import gpu
+from cpudist.backends.xla import pjrt
 
 
 def use_stand_in(folder: Path) -> None:
@@ -21,8 +21,8 @@ def use_stand_in(folder: Path) -> None:
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)  # the plugin uses functions of torch_xla's module
     library, source = folder / "plugin.so", Path(__file__).with_name("cuda_stand_in.cpp")
     subprocess.run(["g++", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    gpu.lacks = lambda: None
-    gpu.library = lambda: library
+    pjrt.gpu_lacks = lambda: None
+    pjrt.plugin = lambda: library
 
 
 init, (program, folder, *jobs) = cpudist.init, sys.argv[1:]
