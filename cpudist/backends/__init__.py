@@ -13,8 +13,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from cpudist.backends.interface import Backend, Devices
-from cpudist.backends.options import Option
+from cpudist.backends.interface import Backend, Devices, Option
 from cpudist.console import say
 from cpudist.errors import UserError
 

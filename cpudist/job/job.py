@@ -14,7 +14,7 @@ from torch.distributed import Store
 
 from cpudist import backends
 from cpudist.backends import Backend
-from cpudist.backends.options import with_defaults
+from cpudist.backends.interface import with_defaults
 from cpudist.balance.agreed import Balance
 from cpudist.balance.sampler import follow_loaders
 from cpudist.console import option, say
@@ -24,12 +24,11 @@ from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
 from cpudist.job.script_groups import check_backend
 from cpudist.launchers import Launcher, one_world
-from cpudist.observability.children import ComputingChildren
+from cpudist.observability.likely_mistakes import ComputingChildren, UnsynchronizedRanks
 from cpudist.observability.observers import Observers
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import Exit, RunRecord
 from cpudist.observability.stragglers import Stragglers
-from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.pinning import Pinning

@@ -19,14 +19,13 @@ from observed import ALONE, Observed
 from ranks import begin, fork_ranks
 
 import cpudist
-from cpudist.observability.children import ComputingChildren
+from cpudist.observability.likely_mistakes import ComputingChildren, UnsynchronizedRanks
 from cpudist.observability.gradient_times import GradientTimes
 from cpudist.observability.observers import Observer, Observers
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import RunRecord
 from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.timeline import Timeline
-from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.store import StoreLost
 from cpudist.training.interruption import Interruption
 

@@ -15,8 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_xla import runtime
 from torch_xla.distributed import spmd
 
-from cpudist.backends.xla import mesh, partition
-from cpudist.backends.xla.partition import Entry, Spec
+from cpudist.backends.xla import mesh
+from cpudist.backends.xla.mesh import Entry, Spec
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.patching.patch import Patch, apply
@@ -69,7 +69,7 @@ class Sharding:
         if self._show:
             self._show(f"mesh {self.mesh_text} of {self.mesh.size()} devices, in row-major order:")
         for name, parameter in model.named_parameters():
-            spec = partition.spec_for(name, parameter.shape, self.sizes)
+            spec = mesh.spec_for(name, parameter.shape, self.sizes)
             self._place(name, parameter, spec)
             if any(spec):
                 self._placed[parameter] = name
@@ -94,9 +94,9 @@ class Sharding:
     def _place_input(self, value: Any, training: bool) -> None:
         if not self._batch or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
             return
-        if value.shape[0] == 1 or (not training and value.shape[0] % partition.parts(self._batch, self.sizes)):
+        if value.shape[0] == 1 or (not training and value.shape[0] % mesh.parts(self._batch, self.sizes)):
             return  # Every device has a copy: it is one value for all samples, or the last batch of an evaluation.
-        self._place("a batch", value, partition.spec_of_batch(value.shape, self._batch, self.sizes))
+        self._place("a batch", value, mesh.spec_of_batch(value.shape, self._batch, self.sizes))
 
 
 _is_one_program = False  # SPMD mode stays on until the process ends

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from cpudist.backends.interface import Backend, Calls
-from cpudist.backends.options import Option
+from cpudist.backends.interface import Backend, Calls, Option
 from cpudist.backends.xla import pjrt
 from cpudist.backends.xla.xla_devices import XlaDevices
 from cpudist.patching.on_import import after_import

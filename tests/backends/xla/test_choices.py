@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpudist import backends
-from cpudist.backends.xla import mesh, partition, pjrt
+from cpudist.backends.xla import mesh, pjrt
 from cpudist.errors import UserError
 
 
@@ -169,9 +169,9 @@ def test_meshes_of_four_devices(text: str, sizes: dict[str, int] | str) -> None:
 
 def test_a_batch_that_does_not_divide_evenly_is_named() -> None:
     axes, sizes = ("data", "model"), {"data": 2, "model": 4}
-    assert partition.spec_of_batch((8, 6), axes, sizes) == (axes, ())
+    assert mesh.spec_of_batch((8, 6), axes, sizes) == (axes, ())
     with pytest.raises(UserError, match="data=2,model=4: 6 into 8 parts"):
-        partition.spec_of_batch((6, 8), axes, sizes)
+        mesh.spec_of_batch((6, 8), axes, sizes)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,6 @@ def test_a_batch_that_does_not_divide_evenly_is_named() -> None:
 )
 def test_the_table_cuts_where_megatron_does(first: str, second: str) -> None:
     """The first of two layers by what comes out, the second by what goes in; GPT-2 holds them the other way round."""
-    assert partition.spec_for(first, (8, 24), {"model": 2}) == (("model",), ())
-    assert partition.spec_for(second, (24, 8), {"model": 2}) == ((), ("model",))
-    assert partition.spec_for(second, (24, 7), {"model": 2}) == ((), ()), "does not divide"
+    assert mesh.spec_for(first, (8, 24), {"model": 2}) == (("model",), ())
+    assert mesh.spec_for(second, (24, 8), {"model": 2}) == ((), ("model",))
+    assert mesh.spec_for(second, (24, 7), {"model": 2}) == ((), ()), "does not divide"

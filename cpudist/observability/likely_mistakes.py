@@ -1,6 +1,7 @@
-"""Warn about children of a rank, such as simulations and data workers, that compute on too few CPUs."""
+"""Warn about likely mistakes: ranks whose gradients nobody averages, and children of a rank that want too many CPUs."""
 
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -8,8 +9,35 @@ from pathlib import Path
 import psutil
 
 from cpudist.console import number_of, say
-from cpudist.observability.observers import Observer
+from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.store import Connection
+
+_PAGE = "cpudist docs own-script"
+_LIGHTNING = {"lightning", "pytorch_lightning"}  # With devices=1 each rank trains a model of its own.
+
+
+class UnsynchronizedRanks(Observer):
+    """Warns at the end of a job of several ranks if it has made optimizer steps but called no collective.
+
+    Only for ranks on CPUs: on other devices gradients may bypass the backend.
+    """
+
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._at_start = self._communicated()
+
+    def end(self) -> None:
+        """Warn if the ranks have made steps but called no collective."""
+        world, steps = self._job.world, self._job.counter.steps
+        if world.rank > 0 or world.size == 1 or world.device_type != "cpu" or self._at_start[0] is None:
+            return
+        if steps and self._communicated() == self._at_start:
+            remedy = f"give Lightning devices={world.local_size}" if _LIGHTNING & sys.modules.keys() else _PAGE
+            say(f"warning: {world.size} ranks trained without gradient synchronisation ({remedy})")
+
+    def _communicated(self) -> tuple[object, float | None]:
+        """Return a value that changes with a collective, even after the script has destroyed its groups."""
+        return self._job.backend.progress(), self._job.backend.communication_seconds()
 
 
 class ComputingChildren(Observer):
