@@ -83,7 +83,7 @@ def _strike(job: Job, chance: random.Random) -> str:
             rank = job.rank(chance.randrange(4), "cpudist-train")
             rank.kill() if what == "rank killed" else rank.suspend()
         elif what == "store killed":
-            job.find("h0", "cpudist.store.serve")[0].kill()
+            job.find("h0", "cpudist.store.server")[0].kill()
         else:
             job.kill_ssh()
         return what

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from cpudist.checkpoints import files, folders, manifest, state
-from cpudist.checkpoints.background import Background
-from cpudist.checkpoints.publishing import Ranks, publisher_of
+from cpudist.checkpoints.publishing import Background, Ranks, publisher_of
 from cpudist.checkpoints.runs import may_be_of_run, newest_whole, say_from_the_beginning, started_again
 from cpudist.console import option, say
 from cpudist.errors import UserError

@@ -25,7 +25,7 @@ from cpudist.errors import UserError
 from cpudist.findings import Finding
 from cpudist.pinning import measured_ranks
 from cpudist.pinning.plan import Part, PlanOptions, make_plan
-from cpudist.store.serve import listen
+from cpudist.store.server import listen
 from cpudist.topology.identity import addresses, networks, node_identity
 from cpudist.topology.machine import cpu_quota, this_machine
 from cpudist.version import __version__

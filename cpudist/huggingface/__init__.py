@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from cpudist.checkpoints.background import Background
+from cpudist.checkpoints.publishing import Background
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface import accelerate_patches, padding, resuming, trainer, trainer_checkpoints, training_arguments

@@ -12,7 +12,7 @@ from cpudist.processes.procfs import python_main
 _START_SECONDS = 60.0
 _END_SECONDS = 1.0
 # -I ignores modules in the working folder and on PYTHONPATH, which may shadow Python's own. -S starts faster.
-_COMMAND = python_main("cpudist.store.serve", "-I", "-S")
+_COMMAND = python_main("cpudist.store.server", "-I", "-S")
 
 
 class StoreProcess:

@@ -132,7 +132,7 @@ def signal_launcher(job: Job, number: signal.Signals) -> None:
 
 def flood(job: Job) -> None:
     """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
-    (server,) = job.find("h0", "cpudist.store.serve")
+    (server,) = job.find("h0", "cpudist.store.server")
     listening = subprocess.check_output(["nsenter", "--target", str(server.pid), "--net", "ss", "-Hltnp"], text=True)
     (port,) = set(re.findall(rf":(\d+)\s.*pid={server.pid},", listening))
     code = """if True:
@@ -158,7 +158,7 @@ def lose_store_late(job: Job) -> None:
     """The store goes when rank 0 has come to its end, and the others have not."""
     job.order("stuck-1", "stuck-2", "stuck-3", "leave-0")
     time.sleep(2)
-    job.find("h0", "cpudist.store.serve")[0].kill()
+    job.find("h0", "cpudist.store.server")[0].kill()
 
 
 def leave_a_child(job: Job) -> None:
@@ -225,7 +225,7 @@ FAULTS: dict[str, Fault] = {
     "link of h1 down for 20 s": Fault(partial(interrupt, seconds=20), True, "h1 answers again", timeout=60),
     "ssh to h1 lost": Fault(lose_ssh, ends_well=None),
     "launch's ssh to h1 lost": Fault(lose_agent, ends_well=True, says="connecting again", launch_only=True),
-    "store killed": Fault(lambda job: job.find("h0", "cpudist.store.serve")[0].kill()),
+    "store killed": Fault(lambda job: job.find("h0", "cpudist.store.server")[0].kill()),
     "Ctrl-C": Fault(partial(signal_launcher, number=signal.SIGINT)),
     "SIGTERM": Fault(partial(signal_launcher, number=signal.SIGTERM)),
     "strangers flood the store": Fault(flood, ends_well=True),

@@ -1,12 +1,12 @@
-"""The server of the job's store in a thread of the tests, as `cpudist.store.serve` runs it in a process."""
+"""The server of the job's store in a thread of the tests, as `cpudist.store.server` runs it in a process."""
 
 import asyncio
 import os
 import threading
 
-from cpudist.store import serve
+
 from cpudist.store.client import Address, Connection
-from cpudist.store.server import Server
+from cpudist.store.server import Server, listen
 
 TOKEN = b"the token"
 KEEPALIVE_SECONDS = 8.0
@@ -20,7 +20,7 @@ class Serving:
     """
 
     def __init__(self) -> None:
-        listening = serve.listen(["127.0.0.1"], 0)
+        listening = listen(["127.0.0.1"], 0)
         reading, self._owner = os.pipe()
         self.port: int = listening[0].getsockname()[1]
         self.server = Server(TOKEN, listening, KEEPALIVE_SECONDS)

@@ -19,8 +19,8 @@ from observed import ALONE, Observed
 from ranks import begin, fork_ranks
 
 import cpudist
-from cpudist.observability.likely_mistakes import ComputingChildren, UnsynchronizedRanks
 from cpudist.observability.gradient_times import GradientTimes
+from cpudist.observability.likely_mistakes import ComputingChildren, UnsynchronizedRanks
 from cpudist.observability.observers import Observer, Observers
 from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import RunRecord
