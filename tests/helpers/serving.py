@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 
-
 from cpudist.store.client import Address, Connection
 from cpudist.store.server import Server, listen
 
