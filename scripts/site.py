@@ -143,7 +143,7 @@ def _python() -> Iterator[str]:
         yield f"\n::: {homes[name]}.{name}\n"
     yield "\n::: cpudist.errors.UserError\n\n::: cpudist.errors.StartupTimeout\n"
     yield "\n## Backends of other packages\n\nAn entry point of the group `cpudist.backends` names such a class.\n"
-    for name in ("register", "get", "names", "options.Option", "interface.Backend"):
+    for name in ("register", "get", "names", "interface.Option", "interface.Backend"):
         yield f"\n::: cpudist.backends.{name}\n    options:\n      heading_level: 3\n"
 
 
