@@ -75,7 +75,7 @@ def test_a_plugin_for_gpus_trains_as_the_cpu_and_autocast_has_an_effect_there(tm
     assert losses == pytest.approx(wanted, abs=1e-4)
     result = _start(1, sys.executable, IN_TURN, str(CHECKS / "on_device.py"), str(tmp_path), json.dumps(cuda))
     assert "computed in torch.bfloat16\nxla xla:0 text torch.float32\n" in result.stdout, result.output
-    assert "pjrt 1 of CUDA in each process\n" in result.stdout, result.output
+    assert "pjrt 1 of CUDA in each process by the runtime\n" in result.stdout, result.output
 
 
 def test_every_collective_takes_tensors_of_the_device(tmp_path: Path) -> None:

@@ -15,4 +15,5 @@ model = cpudist.wrap(model)
 print(world.backend, inputs.device, text, model(inputs.to(world.device)).dtype, flush=True)
 backend = job.require().backend
 backend.devices.set_random_state(backend.devices.random_state())
-print(torch.distributed.get_backend(), backend.transport(), backend.details().get("devices"), flush=True)
+found = backend.details()
+print(torch.distributed.get_backend(), backend.transport(), found["devices"], found.get("gradients"), flush=True)
