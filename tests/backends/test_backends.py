@@ -66,7 +66,7 @@ def test_a_foreign_backend_brings_its_options_and_findings(tmp_path: Path, monke
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[cpudist.backends]\nguest = guest:Guest\nbroken = no_such_module:Broken\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     shown = completed(train("--help"), 60)
     words = ["with --backend guest", "--depth N", "--mode {fast,safe}", "--dry-run", "--mesh AXES", "gloo, guest, xla"]
     assert all(word in shown.stdout for word in words), shown.output
@@ -74,6 +74,7 @@ def test_a_foreign_backend_brings_its_options_and_findings(tmp_path: Path, monke
     ran = completed(train("--backend", "guest", "--depth", "3", "--dry-run", script), 60)
     assert "guest: [('depth', 3), ('dry_run', True), ('mode', None)]\n" in ran.stdout, ran.output
     assert "ran on gloo\n" in ran.stdout, ran.output
+    assert "idle" not in ran.stderr, ran.output
     auto = run(train("--backend", "auto", script), 60)
     assert "takes ccl, on the CPU; 3 chips of this machine idle (--backend guest)" in auto.stderr, auto.output
     for words, says in (
@@ -200,6 +201,8 @@ def test_schemes() -> None:
     for text in ("", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"):
         with pytest.raises(UserError, match=r"^--compress zip is not known; give auto"):
             check_scheme(text, "--compress zip")
+    with pytest.raises(UserError, match=r"^the compression must be of type str, not int$"):
+        check_scheme(3, "compress=3")  # type: ignore[arg-type]
 
 
 @pytest.mark.versions
