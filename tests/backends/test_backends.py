@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs import completed, mpirun, run, train
+from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import backends, job
 from cpudist.backends import Backend, Devices, gloo
+from cpudist.backends.auto_compression import choose_later
 from cpudist.backends.compression import check_scheme
 from cpudist.backends.process_group import GroupRanks
 from cpudist.errors import UserError
@@ -203,6 +205,15 @@ def test_schemes() -> None:
             check_scheme(text, "--compress zip")
     with pytest.raises(UserError, match=r"^the compression must be of type str, not int$"):
         check_scheme(3, "compress=3")  # type: ignore[arg-type]
+
+
+def test_auto_chooses_none_at_once_where_no_gradient_is_float32() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    plain, chosen = torch.nn.Linear(2, 2), list[tuple[str, str]]()
+    for model in (plain, DistributedDataParallel(plain.double())):
+        choose_later(model, lambda *found: chosen.append(found))
+    dist.destroy_process_group()
+    assert chosen == [("none", "")] * 2
 
 
 @pytest.mark.versions
