@@ -335,7 +335,10 @@ def _drawn_attention(random: Random, dtype: torch.dtype) -> tuple[list[torch.Ten
         packed = torch.randn(batch, tokens, random.choice([1, 3]), count, size) * random.choice([0.5, 1, 2])
         tensors.append(packed.to(dtype)[:, :, -1].transpose(1, 2))
     shape = batch, random.choice([1, heads * shared]), random.choice([1, queries]), keys
-    allowed = torch.rand(shape) < random.choice([0.02, 0.6])  # with the former, nothing is in some rows
+    share = random.choice([0.02, 0.6, 1])  # with the first, nothing is in some rows
+    allowed = torch.rand(shape) < share
+    if share == 1:
+        allowed &= torch.arange(keys) < torch.randint(keys + 1, (batch, 1, 1, 1))  # the others are padding
     added = torch.randn(shape).masked_fill(~allowed, random.choice([-torch.inf, torch.finfo(dtype).min]))
     mask = random.choice([None, None, allowed, added.to(dtype)])
     return tensors, mask, mask is None and random.random() < 0.5

@@ -22,6 +22,12 @@ static Tensor added(const Tensor& mask, at::IntArrayRef shape) {
   return values.expand(whole_rows).to(at::kFloat).contiguous().expand(shape);
 }
 
+// Returns the number of keys of each example without the last ones, if no query sees them; at least 1.
+static Tensor used_keys(const Tensor& bias) {
+  const Tensor rows = bias.stride(1) ? bias.flatten(1, 2) : bias.select(1, 0);
+  return rows.ne(-kInfinity).any(1).mul(at::arange(1, bias.size(3) + 1)).amax(1).clamp_min(1);
+}
+
 // Runs a pass, on tensors of the type of the query, over the heads of all examples, which torch's threads divide.
 template <bool kBackward>
 static void run(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
@@ -35,6 +41,7 @@ static void run(const Tensor& query, const Tensor& key, const Tensor& value, con
   if (call.drops) call.dropout = mask_of(seed.item<int64_t>(), p, static_cast<float>(1 / (1 - p)));
   const Tensor bias = mask ? added(*mask, {query.size(0), heads, call.queries, call.keys}) : Tensor();
   call.bias = Strided<float>(bias);
+  const Tensor used = mask ? used_keys(bias) : at::full({query.size(0)}, call.keys);
   const auto compute = [&]<typename Element>(Element) {
     using Tokens = Strided<Element>;
     const Operands<Element> of{Tokens(query),  Tokens(key),      Tokens(value),
@@ -44,7 +51,9 @@ static void run(const Tensor& query, const Tensor& key, const Tensor& value, con
       const Tensor memory = at::empty({scratch_size(call)}, at::kByte);
       for (int64_t i = from; i < to; ++i) {
         const auto pass = kBackward ? backward<Element> : forward<Element>;
-        pass(call, of, i / heads, i % heads, Scratch(memory.mutable_data_ptr()));
+        Attention example = call;
+        example.used = used.const_data_ptr<int64_t>()[i / heads];
+        pass(example, of, i / heads, i % heads, Scratch(memory.mutable_data_ptr()));
       }
       at::native::cpublas::brgemm_release();
     });
@@ -52,9 +61,9 @@ static void run(const Tensor& query, const Tensor& key, const Tensor& value, con
   query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
 }
 
-// Tokens come before heads, as models want outputs and gradients.
+// Tokens come before heads, as models want outputs and gradients. A pass does not write keys that no query sees.
 static Tensor like(const Tensor& tensor, int64_t heads) {
-  return at::empty({tensor.size(0), tensor.size(2), heads, tensor.size(3)}, tensor.options()).transpose(1, 2);
+  return at::zeros({tensor.size(0), tensor.size(2), heads, tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
 
 static std::tuple<Tensor, Tensor> attention_forward(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -25,10 +25,11 @@ struct Attention {
   bool causal, drops;
   Mask dropout;
   Strided<float> bias;  // added to scores, [batch, heads, queries, keys]; its data is null where there is none
+  int64_t used = keys;  // The mask leaves out all later keys, which are padding.
 
   int64_t width() const { return padded(size); }
   // Keys that a block of queries sees.
-  int64_t seen(int64_t query, int64_t count) const { return causal ? std::min(keys, query + count) : keys; }
+  int64_t seen(int64_t query, int64_t count) const { return causal ? std::min(used, query + count) : used; }
   int64_t row(int64_t batch, int64_t head, int64_t query) const { return (batch * heads + head) * queries + query; }
   // Philox groups of a query: masks of all queries are drawn as if they were one tensor (masks.hpp).
   int64_t groups() const { return (keys + kGroup - 1) / kGroup; }
@@ -111,7 +112,7 @@ inline int64_t scratch_size(const Attention& call) {
 template <typename Element>
 CPUDIST_AVX512 void forward(const Attention& call, const Operands<Element>& of, int64_t batch, int64_t head,
                             Scratch memory) {
-  const int64_t width = call.width(), keys = padded(call.keys), key_head = head * call.key_heads / call.heads;
+  const int64_t width = call.width(), keys = padded(call.used), key_head = head * call.key_heads / call.heads;
   auto* gathered = memory.take<Element>(keys * width);
   auto* transposed_keys = memory.take<Element>(keys * width);  // each block of keys is a matrix of its own
   auto* values = memory.take<Element>(keys * width);
@@ -119,9 +120,9 @@ CPUDIST_AVX512 void forward(const Attention& call, const Operands<Element>& of, 
   auto* weights = memory.take<Element>(kQueries * kKeys);
   auto* scores = memory.take<float>(kQueries * kKeys);
   auto* sums = memory.take<float>(kQueries * width);
-  gather(of.key, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.key, batch, key_head, 0, call.used, call.size, gathered, keys, width);
   transpose_blocks(gathered, keys, width, kKeys, transposed_keys);
-  gather(of.value, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.value, batch, key_head, 0, call.used, call.size, gathered, keys, width);
   pair_rows(gathered, keys, width, values);
   const float up = call.drops ? call.dropout.scale : 1;
   for (int64_t first = 0; first < call.queries; first += kQueries) {
@@ -183,16 +184,16 @@ CPUDIST_AVX512 inline void differentiate(const Attention& call, uint64_t group, 
 template <typename Element>
 CPUDIST_AVX512 void backward(const Attention& call, const Operands<Element>& of, int64_t batch, int64_t head,
                              Scratch memory) {
-  const int64_t width = call.width(), keys = padded(call.keys), key_head = head * call.key_heads / call.heads;
+  const int64_t width = call.width(), keys = padded(call.used), key_head = head * call.key_heads / call.heads;
   auto* gathered = memory.take<Element>(std::max(keys, kQueries) * width);
   auto* transposed_keys = memory.take<Element>(keys * width);
   auto* paired_keys = memory.take<Element>(keys * width);
   auto* transposed_values = memory.take<Element>(keys * width);
   auto* key_sums = memory.take<float>(keys * width);  // each block of keys is a transposed matrix of its own
   auto* value_sums = memory.take<float>(keys * width);
-  gather(of.value, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.value, batch, key_head, 0, call.used, call.size, gathered, keys, width);
   transpose_blocks(gathered, keys, width, kKeys, transposed_values);
-  gather(of.key, batch, key_head, 0, call.keys, call.size, gathered, keys, width);
+  gather(of.key, batch, key_head, 0, call.used, call.size, gathered, keys, width);
   transpose_blocks(gathered, keys, width, kKeys, transposed_keys);
   pair_rows(gathered, keys, width, paired_keys);
   std::fill(key_sums, key_sums + keys * width, 0.0f);
@@ -242,8 +243,8 @@ CPUDIST_AVX512 void backward(const Attention& call, const Operands<Element>& of,
       store_row(of.of_query.row(batch, head, first + r), query_sums + r * width, call.scale, call.size);
     }
   }
-  store_transposed(value_sums, keys, width, kKeys, 1, batch, head, call.keys, call.size, of.of_value, tokens);
-  store_transposed(key_sums, keys, width, kKeys, call.scale, batch, head, call.keys, call.size, of.of_key, tokens);
+  store_transposed(value_sums, keys, width, kKeys, 1, batch, head, call.used, call.size, of.of_value, tokens);
+  store_transposed(key_sums, keys, width, kKeys, call.scale, batch, head, call.used, call.size, of.of_key, tokens);
 }
 
 }  // namespace cpudist
