@@ -7,9 +7,9 @@ Dropout is drawn on all threads; torch draws it on one thread on most CPUs. No m
 the seed comes from torch's generator. So `manual_seed`, saved generator states and recomputed activations repeat the
 masks on any number of threads.
 
-A linear layer with many outputs, such as a language model's head, leaves out tokens without a gradient in its backward
-pass, and cross entropy leaves out rows without a label. On CPUs with AMX every linear layer copies the transposed
-factor of its weight's gradient before the product.
+A linear layer leaves out tokens without a gradient in its backward pass, if these are more than half: padding as keys
+and values, and in a model's last layer tokens without a label. Cross entropy leaves out rows without a label where a
+head has many outputs. On CPUs with AMX a linear layer copies the transposed factor of its weight's gradient first.
 
 Other modules, compiled models' linear layers and `torch.nn.MultiheadAttention`, and torch.func have torch's operators.
 """
@@ -36,10 +36,11 @@ _SOURCES = Path(__file__).parent / "csrc"
 _PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
 _FASTER = 0.8  # The operator is used if it takes less than this share of torch's time.
 _REPEATS = 8  # The fastest of these calls counts: on a busy machine, threads sometimes wait for a core.
-_WIDE = 8192  # From this number of outputs on a linear layer looks for tokens without a gradient.
+_WIDE = 8192  # From this number of outputs of a head on cross entropy looks for rows without a label.
 _key: Any = None  # The dispatch key under which torch uses the operators; None before `_load`, as after unpickling.
 
-ATTENTION, DROPOUT, LINEAR, LOSS = "attention in one pass", "parallel dropout", "copied factors", "labelled rows"
+ATTENTION, DROPOUT = "attention in one pass", "parallel dropout"
+LINEAR, COPIES, LOSS = "rows with a gradient", "copied factors", "labelled rows"
 
 
 def use(model: torch.nn.Module) -> list[str]:
@@ -49,12 +50,17 @@ def use(model: torch.nn.Module) -> list[str]:
     """
     restore(model)
     found = [(module, *replacement) for module in model.modules() if (replacement := _replacement(module))]
+    wide = any(_outputs(module) >= _WIDE for module, *_ in found)
+    if not (wide or _copies() or any(name == ATTENTION for _, name, _ in found)):  # all rows have a gradient
+        found = [(module, name, forward) for module, name, forward in found if name != LINEAR]
     faster = _faster(torch.get_num_threads()) if found else set()
     found = [(module, name, forward) for module, name, forward in found if name in faster]
     for module, _, forward in found:
         replace_forward(module, functools.partial(forward, module, module.forward))
-    names = {name for _, name, _ in found if name != LINEAR or _copies()}
-    if any(_outputs(module) >= _WIDE for module, *_ in found):
+    names = {name for _, name, _ in found}
+    if LINEAR in names and _copies():
+        names.add(COPIES)
+    if wide:
         names.add(LOSS)
         replace_forward(model, functools.partial(_with_labelled_rows, model, model.forward))
     return sorted(names)
@@ -129,7 +135,7 @@ def _replacement(module: torch.nn.Module) -> tuple[str, Callable[..., Any]] | No
     kind = type(module)
     if kind is torch.nn.Dropout:
         return DROPOUT, _drop
-    if _outputs(module) >= (1 if _copies() else _WIDE):
+    if _outputs(module):
         return LINEAR, _multiply
     of_transformers = kind.__module__.startswith("transformers") and "Attention" in kind.__name__
     return (ATTENTION, _attend) if kind is torch.nn.MultiheadAttention or of_transformers else None
@@ -178,7 +184,7 @@ def _attend(module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
 def _multiply(module: Any, forward: Any, /, input: torch.Tensor) -> torch.Tensor:
     if torch.compiler.is_compiling() or _key is None:
         return forward(input)  # type: ignore[no-any-return]
-    how = _is_turned(module), _copies(), _outputs(module) >= _WIDE
+    how = _is_turned(module), _copies()
     return torch.ops.cpudist.linear(input, module.weight, module.bias, *how)  # type: ignore[no-any-return]
 
 

@@ -415,18 +415,18 @@ def test_attention_has_every_gradient_on_any_number_of_threads() -> None:
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_layers_have_torchs_gradients(dtype: torch.dtype, turned: bool) -> None:
-    outputs = operators._WIDE + 8
+    outputs = 72
     weight, bias = torch.randn((40, outputs) if turned else (outputs, 40), requires_grad=True), torch.randn(outputs)
     tokens = torch.randn(3, 25, 40, requires_grad=True)
     bias.requires_grad_()
-    gradient = torch.randn(3, 25, outputs).masked_fill(torch.rand(3, 25, 1) < 0.7, 0)
+    gradient = torch.randn(3, 25, outputs) * (torch.rand(3, 25, 1) > 0.7)  # zeros of both signs
     for leaves in ([tokens, weight, bias], [tokens, bias], [weight], [tokens, weight]):
         given = bias if len(leaves) != 2 or leaves[1] is bias else None
         for each in (tokens, weight, bias):
             each.requires_grad_(any(each is leaf for leaf in leaves))
         found = []
         for compute in (
-            lambda: torch.ops.cpudist.linear(tokens, weight, given, turned, True, True),  # noqa: B023
+            lambda: torch.ops.cpudist.linear(tokens, weight, given, turned, True),  # noqa: B023
             lambda: nn.functional.linear(tokens, weight.t() if turned else weight, given),  # noqa: B023
         ):
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
@@ -438,6 +438,8 @@ def test_linear_layers_have_torchs_gradients(dtype: torch.dtype, turned: bool) -
             torch.testing.assert_close(
                 one, other, rtol=0.02 if dtype is torch.bfloat16 else 1e-4, atol=1e-3 * other.abs().max().item()
             )
+    output = torch.ops.cpudist.linear(tokens, weight, None, turned, True)
+    assert "aten::index_select" in _operators(lambda: torch.autograd.grad(output, tokens, gradient))
     matrix = torch.randn(100, 70).to(dtype)
     assert torch.equal(torch.ops.cpudist.transposed(matrix), matrix.t())
 

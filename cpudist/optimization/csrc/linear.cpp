@@ -6,6 +6,8 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "dropout.hpp"
@@ -50,15 +52,26 @@ static Tensor transposed(const Tensor& matrix) {
   return matrix.t().contiguous();
 }
 
+// Returns whether the numbers of a row, given as words, are zeros of any sign.
+template <typename Word>
+static bool is_zero(const void* row, int64_t count) {
+  const auto* words = static_cast<const Word*>(row);
+  for (int64_t at = 0; at < count; at += 64) {
+    const Word bits = std::reduce(words + at, words + std::min(count, at + 64), Word(0), std::bit_or<Word>());
+    if (static_cast<Word>(bits << 1)) return false;
+  }
+  return true;
+}
+
 // Returns the indices of rows that are not all zeros.
 static Tensor used_rows(const Tensor& matrix) {
-  const int64_t count = matrix.size(0), bytes = matrix.size(1) * matrix.element_size();
+  const int64_t count = matrix.size(0), columns = matrix.size(1), bytes = matrix.element_size();
   const auto* data = static_cast<const char*>(matrix.const_data_ptr());
+  const auto is_zero_row = bytes == 2 ? is_zero<uint16_t> : bytes == 4 ? is_zero<uint32_t> : is_zero<uint64_t>;
   Tensor used = at::empty({count}, at::kBool);
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const char* row = data + r * bytes;
-      used.mutable_data_ptr<bool>()[r] = *row != 0 || std::memcmp(row, row + 1, bytes - 1) != 0;
+      used.mutable_data_ptr<bool>()[r] = !is_zero_row(data + r * columns * bytes, columns);
     }
   });
   return used.nonzero().squeeze(1);
@@ -66,11 +79,10 @@ static Tensor used_rows(const Tensor& matrix) {
 
 struct Linear : torch::autograd::Function<Linear> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input, const Tensor& weight,
-                        const OptionalTensor& bias, bool turned, bool copies, bool searches) {
+                        const OptionalTensor& bias, bool turned, bool copies) {
     context->save_for_backward({weight.requires_grad() ? input : Tensor(), input.requires_grad() ? weight : Tensor()});
     context->saved_data["turned"] = turned;
     context->saved_data["copies"] = copies;
-    context->saved_data["searches"] = searches;
     context->saved_data["biased"] = bias.has_value();
     const at::AutoDispatchBelowADInplaceOrView below;
     return at::linear(input, weight, bias);
@@ -84,7 +96,7 @@ struct Linear : torch::autograd::Function<Linear> {
     Tensor gradient = gradients[0].reshape({-1, outputs}), input = saved[0], rows, of_input, of_weight, of_bias;
     if (input.defined()) input = input.reshape({-1, input.size(-1)});
     const int64_t tokens = gradient.size(0);
-    if (!torchs && context->saved_data["searches"].toBool()) {
+    if (!torchs) {
       gradient = gradient.contiguous();
       rows = used_rows(gradient);
       if (2 * rows.numel() < tokens) {
@@ -111,25 +123,23 @@ struct Linear : torch::autograd::Function<Linear> {
       of_weight = turned ? first(input).mm(gradient).t() : first(gradient).mm(input);
     }
     if (context->saved_data["biased"].toBool() && context->needs_input_grad(2)) of_bias = gradient.sum(0);
-    return {of_input, of_weight, of_bias, {}, {}, {}};
+    return {of_input, of_weight, of_bias, {}, {}};
   }
 };
 
 // A linear layer. The weight is [outputs, inputs], or `turned` as in Hugging Face's Conv1D; `copies` where a copy of the
-// transposed factor pays, and `searches` where a search for tokens without a gradient does.
-static Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool turned, bool copies,
-                     bool searches) {
+// transposed factor pays.
+static Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool turned, bool copies) {
   const Tensor x = cast(input), w = turned ? cast(weight).t() : cast(weight);
   const OptionalTensor b = bias ? OptionalTensor(cast(*bias)) : std::nullopt;
   bool ours = at::GradMode::is_enabled() && (w.requires_grad() || x.requires_grad()) && x.dim() > 1 && x.numel();
   for (const Tensor& each : {x, w, b.value_or(w)})
     ours = ours && each.scalar_type() == x.scalar_type() && is_plain(each);
-  return ours ? Linear::apply(x, w, b, turned, copies, searches) : at::linear(x, w, b);
+  return ours ? Linear::apply(x, w, b, turned, copies) : at::linear(x, w, b);
 }
 
 TORCH_LIBRARY_FRAGMENT(cpudist, library) {
-  library.def("linear(Tensor input, Tensor weight, Tensor? bias, bool turned, bool copies, bool searches) -> Tensor",
-              linear);
+  library.def("linear(Tensor input, Tensor weight, Tensor? bias, bool turned, bool copies) -> Tensor", linear);
   library.def("transposed(Tensor matrix) -> Tensor", transposed);
 }
 
