@@ -1,21 +1,16 @@
 """Train a model with Trainer, as a user writes it without cpudist: whole_jobs.py starts this script in several ways.
 
-    trainer_script.py MODEL RESULT.json [FLAGS OF TrainingArguments]
+    trainer_script.py MODEL [FLAGS OF TrainingArguments]
 
 MODEL is "gpt2", of 24 million parameters, on the bytes of Python's own source code; or "qa" or "mlm", two layers of
 BERT-large's width on Python's own docstrings, with a head that answers questions or predicts words. The docstrings are
-padded to 384 tokens, as transformers' run_qa.py does by default; 62 % are padding, as with SQuAD. Rank 0 writes what
-Trainer says to RESULT.json, and the median time of a step in the second half of the training, when a model is compiled.
+padded to 384 tokens, as transformers' run_qa.py does by default; 62 % are padding, as with SQuAD.
 """
 
 import ast
-import itertools
-import json
 import random
 import re
-import statistics
 import sysconfig
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +24,6 @@ from transformers import (
     GPT2LMHeadModel,
     HfArgumentParser,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     default_data_collator,
     set_seed,
@@ -46,17 +40,6 @@ SOURCES = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
 Sample = dict[str, Any]
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when each step ends."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Note the time."""
-        self.ends.append(time.perf_counter())
-
-
 def code() -> list[Sample]:
     """Return samples of source code, to predict the next byte."""
     tokens = list(b"".join(file.read_bytes() for file in SOURCES)[:BYTES])
@@ -64,17 +47,21 @@ def code() -> list[Sample]:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
-def docstrings() -> Iterator[tuple[Sample, int]]:
-    """Yield docstrings in a random order, padded, and their lengths. A token is a word or a sign."""
+def texts() -> Iterator[list[str]]:
+    """Yield docstrings in a random order, as words and signs."""
     nodes = [node for file in SOURCES for node in ast.walk(ast.parse(file.read_bytes()))]
     kinds = (ast.Module, ast.FunctionDef, ast.ClassDef)
-    texts = [re.findall(r"\w+|[^\w\s]", ast.get_docstring(node) or "") for node in nodes if isinstance(node, kinds)]
-    random.Random(0).shuffle(texts)
-    for text in texts:
-        if len(text) >= LEAST:
-            ids = [1 + zlib.crc32(word.encode()) % (VOCABULARY - 1) for word in text[:PADDED]]
-            padding = [0] * (PADDED - len(ids))
-            yield {"input_ids": ids + padding, "attention_mask": [1] * len(ids) + padding}, len(ids)
+    found = [re.findall(r"\w+|[^\w\s]", ast.get_docstring(node) or "") for node in nodes if isinstance(node, kinds)]
+    random.Random(0).shuffle(found)
+    yield from (text for text in found if len(text) >= LEAST)
+
+
+def docstrings() -> Iterator[tuple[Sample, int]]:
+    """Yield docstrings, padded, and their lengths. A token is a word or a sign."""
+    for text in texts():
+        ids = [1 + zlib.crc32(word.encode()) % (VOCABULARY - 1) for word in text[:PADDED]]
+        padding = [0] * (PADDED - len(ids))
+        yield {"input_ids": ids + padding, "attention_mask": [1] * len(ids) + padding}, len(ids)
 
 
 def questions() -> list[Sample]:
@@ -100,28 +87,14 @@ MODELS: dict[str, Any] = {
 }
 
 
-def main(model: str, result: Path, flags: list[str]) -> None:
-    """Train, and write the result."""
+def main(model: str, flags: list[str]) -> None:
+    """Train."""
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(flags)
     set_seed(arguments.seed)
     make, samples = MODELS[model]
-    clock = Clock()
-    trainer = Trainer(
-        model=make(),
-        args=arguments,
-        train_dataset=samples(),
-        data_collator=default_data_collator,
-        callbacks=[clock],
-    )
-    metrics = trainer.train().metrics
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    ends = clock.ends[(len(clock.ends) - 1) // 2 :]
-    step = statistics.median(after - before for before, after in itertools.pairwise(ends))
-    if trainer.is_world_process_zero():
-        said = {**metrics, "losses": losses, "ranks": arguments.world_size, "step_seconds": step}
-        result.write_text(json.dumps(said), encoding="utf-8")
+    Trainer(model=make(), args=arguments, train_dataset=samples(), data_collator=default_data_collator).train()
 
 
 if __name__ == "__main__":
-    name, file, *words = asked(__doc__)
-    main(name, Path(file), words)
+    name, *words = asked(__doc__)
+    main(name, words)

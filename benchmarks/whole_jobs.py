@@ -1,24 +1,31 @@
 """Compare whole jobs: one script of Hugging Face's Trainer on two ranks, started in several ways.
 
-    python benchmarks/whole_jobs.py [--quick] [gpt2] [qa] [mlm]
+    python benchmarks/whole_jobs.py [--quick] [gpt2] [qa] [mlm] [float32] [bfloat16] [--examples FOLDER]
 
 trainer_script.py trains a model for 8 steps: a GPT-2 with 24 million parameters, 8 x 128 tokens per rank (the default),
 or two layers of BERT-large's width, 4 x 384 tokens per rank, 62 % of them padding, that answer questions or predict
-words. torchrun and accelerate start it on gloo, mpirun with cpudist on ccl. The jobs take turns. Prints samples per
-second in the second half of the steps, when models are compiled, and as multiples of the first job's; the time of a
-whole job; and the last loss. It must be the same for all jobs without --use_ipex, which draws other dropout masks;
-of the masked model Trainer alone reports as many times the loss as there are ranks (huggingface/transformers#37766).
+words. FOLDER is `examples/pytorch` of transformers: then its run_qa.py or run_mlm.py trains the two layers. run_qa.py
+wants `pip install evaluate`, which fetches the metric squad if there is no folder of this name here. torchrun and
+accelerate start the script on gloo, mpirun with cpudist on ccl. The jobs take turns.
+
+Prints samples per second in the second half of the steps, when models are compiled, and as multiples of the first
+job's; the time of a whole job; and the last loss. A step ends when Trainer prints its loss. The losses must be the same
+for all jobs without --use_ipex, which draws other dropout masks; of the masked model of trainer_script.py Trainer alone
+reports as many times the loss as there are ranks (huggingface/transformers#37766).
 """
 
 import itertools
-import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+from transformers_examples import example
 from usage import asked
 
 from cpudist.backends.process_group import CPU_ONLY
@@ -37,7 +44,16 @@ DTYPES = {"float32": [], "bfloat16": ["--bf16"]}
 ON_GLOO, ON_CCL = ["--use_cpu", "--ddp_backend", "gloo"], ["--no_cuda", "--ddp_backend", "ccl"]
 TRIMMED = [*ON_CCL, "--use_ipex", "--trim_padding"]
 FLAGS = ["--save_strategy=no", "--report_to=none", "--logging_steps=1", "--disable_tqdm=true", "--seed=0"]
+LOGGED = re.compile(r"'(loss|train_runtime|train_samples_per_second)': '?([\d.e+-]+)")
 Job = tuple[list[str], list[str], dict[str, str]]  # the words up to the script, its flags, environment variables
+
+
+class Run(NamedTuple):
+    """Seconds per sample in the second half of the steps, seconds of the whole job, and the last loss."""
+
+    per_sample: float
+    whole: float
+    loss: float
 
 
 def jobs(folder: Path, model: str) -> dict[str, Job]:
@@ -69,52 +85,68 @@ def jobs(folder: Path, model: str) -> dict[str, Job]:
     }
 
 
-def train(job: Job, model: str, flags: list[str], samples: int, folder: Path) -> tuple[float, float, float]:
-    """Run a job; return its seconds per sample, its whole time in seconds, and its last loss."""
+def train(job: Job, script: list[str], samples: int, folder: Path) -> Run:
+    """Run `script` as `job` says, with `samples` per rank and step."""
     words, own, variables = job
-    result = folder / "result.json"
-    result.unlink(missing_ok=True)
-    command = [*words, str(SCRIPT), model, str(result), "--output_dir", str(folder / "out"), *FLAGS, *flags, *own]
-    begin = time.monotonic()
-    with (folder / "log").open("w+") as log:
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", **variables}
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=600)
-        log.seek(0)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)}\n{log.read()}")
-    seconds, said = time.monotonic() - begin, json.loads(result.read_text())
-    if said["ranks"] != RANKS:
-        sys.exit(f"{' '.join(command)}\ntrained on {said['ranks']} rank, without an error")
-    return said["step_seconds"] / (RANKS * samples), seconds, said["losses"][-1]
+    command = [*words, *script, f"--per_device_train_batch_size={samples}", f"--output_dir={folder / 'out'}", *own]
+    logged: dict[str, list[tuple[float, float]]] = {}  # the times of the values by name, and the values
+    begin, lines = time.monotonic(), []
+    with subprocess.Popen(
+        ["timeout", "600", *command],
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_DATASETS_CACHE": str(folder), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            for name, value in LOGGED.findall(line):
+                logged.setdefault(name, []).append((time.monotonic(), float(value)))
+    seconds = time.monotonic() - begin
+    if process.returncode or not logged:
+        sys.exit(f"{' '.join(command)}\n{''.join(lines)}")
+    losses = logged["loss"]
+    trained = logged["train_runtime"][0][1] * logged["train_samples_per_second"][0][1]
+    if round(trained / len(losses)) != RANKS * samples:
+        sys.exit(f"{' '.join(command)}\ntrained on {trained / len(losses):.0f} samples a step, without an error")
+    half = [moment for moment, _ in losses][(len(losses) - 1) // 2 :]
+    step = statistics.median(after - before for before, after in itertools.pairwise(half))
+    return Run(step / (RANKS * samples), seconds, losses[-1][1])
 
 
 def main() -> None:
     """Run all jobs, one after the other in every round, and print a table for each number format."""
     words = asked(__doc__)
     quick = "--quick" in words
+    examples = Path(words[words.index("--examples") + 1]) if "--examples" in words else None
     steps, rounds = (3, 1) if quick else (STEPS, ROUNDS)
+    models = [word for word in words if word in SAMPLES] or ["gpt2"]
+    dtypes = [word for word in words if word in DTYPES] or list(DTYPES)[: 1 if quick else None]
     with tempfile.TemporaryDirectory() as name:
-        for model, dtype in itertools.product([word for word in words if word in SAMPLES] or ["gpt2"], DTYPES):
-            if quick and dtype != "float32":
-                continue
-            samples = 1 if quick else SAMPLES[model]
-            flags = [f"--max_steps={steps}", f"--per_device_train_batch_size={samples}", *DTYPES[dtype]]
-            ran: dict[str, list[tuple[float, float, float]]] = {}
-            for number in range(rounds):
-                for job, how in list(jobs(Path(name), model).items())[: -1 if quick else None]:  # compiling takes long
-                    print(f"round {number + 1} of {rounds}: {model}, {job}, {dtype}", file=sys.stderr, flush=True)
-                    ran.setdefault(job, []).append(train(how, model, flags, samples, Path(name)))
-            rows, first = [], None
-            for job, found in ran.items():
-                per_sample, whole = (Timings(tuple((one[index],) for one in found)) for index in (0, 1))
-                first = first or per_sample
-                speed = f"{1 / per_sample.median:.3g}"
-                rows.append([job, speed, ratio_cell(ratio(first, per_sample)), time_cell(whole), f"{found[0][2]:.4f}"])
-            print(
-                table([f"{model}, {dtype}", "samples/s", "times the first", "whole job", "loss"], rows),
-                end="\n\n",
-                flush=True,
-            )
+        for model in models:
+            script = example(examples, model, Path(name)) if examples else [str(SCRIPT), model]
+            for dtype in dtypes:
+                flags = [*script, *FLAGS, f"--max_steps={steps}", *DTYPES[dtype]]
+                ran: dict[str, list[Run]] = {}
+                for number in range(rounds):
+                    for job, how in list(jobs(Path(name), model).items())[
+                        : -1 if quick else None
+                    ]:  # compiling takes long
+                        print(f"round {number + 1} of {rounds}: {model}, {job}, {dtype}", file=sys.stderr, flush=True)
+                        ran.setdefault(job, []).append(train(how, flags, 1 if quick else SAMPLES[model], Path(name)))
+                print(report(f"{model}, {dtype}", ran), end="\n\n", flush=True)
+
+
+def report(title: str, ran: dict[str, list[Run]]) -> str:
+    """Return a table of the jobs; the first is the one that the others are compared with."""
+    rows, first = [], None
+    for job, found in ran.items():
+        per_sample, whole = (Timings(tuple((one[index],) for one in found)) for index in (0, 1))
+        first = first or per_sample
+        speed = ratio_cell(ratio(first, per_sample))
+        rows.append([job, f"{1 / per_sample.median:.3g}", speed, time_cell(whole), f"{found[0].loss:.4g}"])
+    return table([title, "samples/s", "times the first", "whole job", "loss"], rows)
 
 
 if __name__ == "__main__":
