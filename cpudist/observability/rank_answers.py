@@ -42,6 +42,10 @@ class Figures(TypedDict, total=False):
     processor: float | None
     at: float
     losses: list[float]
+    samples: _Count | None
+    tokens_per_second: float | None
+    tokens_per_second_per_core: float | None
+    product_share: float | None
 
 
 @dataclass(frozen=True, order=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from jobs import BIN, completed
 from cpudist import user_cache
 from cpudist.cli import top
 from cpudist.cli.main import main
-from cpudist.observability import summary
+from cpudist.observability import product_speed, summary
 from cpudist.observability.rank_answers import RankStacks
 from cpudist.observability.rank_table import rows_of
 from cpudist.observability.stack_server import StackAddress
@@ -173,17 +174,21 @@ def rank(number: int, seconds: float, waited: float, size: int = 2, **more: obje
     figures |= {"loading": 0.1 * seconds, "processor": 1.5 * seconds, "memory": 3 << 30, "restarts": 0, "losses": []}
     figures |= {"bytes": int(seconds * (5 << 20)), "threads": 2}
     text = f"rank {number} on h{number} (process 7): in all_reduce #5 (4 MB) for 0.1 s\n  MainThread:\n"
-    return RankStacks(StackAddress(JOB[0], number, size, 3), 0, text, figures | more)
+    answer = RankStacks(StackAddress(JOB[0], number, size, 3), 0, text, figures | more)
+    return RankStacks.list_of([asdict(answer)])[0]  # as another host's ranks are read
 
 
 def test_the_rank_that_makes_others_wait_is_seen() -> None:
     before = {0: rank(0, 10, waited=4), 1: rank(1, 10, waited=1)}
-    now = {0: rank(0, 20, waited=9), 1: rank(1, 20, waited=2, restarts=1, losses=[4.0, 2.0], checkpoint="step-100")}
+    speeds = {product_speed.SPEED: 1536.0, product_speed.OF_CORE: 768.0, product_speed.SHARE: 0.5}
+    counts = {"restarts": 1, "losses": [4.0, 2.0], "checkpoint": "step-100"}
+    now = {0: rank(0, 20, waited=9, **speeds), 1: rank(1, 20, waited=2, **counts)}
     one, other = rows_of(now, before)
     assert (one["steps_per_second"], one["waits"], one["delays"]) == (10, 0.5, 0)
     assert (other["waits"], other["delays"], other["loads"], other["cores"]) == pytest.approx((0.1, 0.4, 0.1, 1.5))
     assert top._text(JOB[0], now, [one, other], room=9) == [
-        "job of h0:29500: 2 of 2 ranks, each communicates 5 MB/s, restart 1, step-100 saved",
+        "job of h0:29500: 2 of 2 ranks, 1536 tokens/s (768 a core, 50 % of its product speed), "
+        "each communicates 5 MB/s, restart 1, step-100 saved",
         "rank  host  steps  steps/s  waits  delays  loads  cores   memory  doing",
         "0     h0    200    10       50%    0%      10%    1.50/2  3 GB    in all_reduce #5 (4 MB) for 0.1 s",
         "1     h1    200    10       10%    40%     10%    1.50/2  3 GB    in all_reduce #5 (4 MB) for 0.1 s",
