@@ -10,7 +10,7 @@ accelerate start the script on gloo, mpirun with cpudist on ccl. The jobs take t
 
 Prints samples per second in the second half of the steps, when models are compiled, and as multiples of the first
 job's; the time of a whole job; and the last loss. A step ends when Trainer prints its loss. The losses must be the same
-for all jobs without --use_ipex, which draws other dropout masks; of the masked model of trainer_script.py Trainer alone
+for all jobs without --use_ipex, which draws other dropout masks; of the masked model Trainer alone
 reports as many times the loss as there are ranks (huggingface/transformers#37766).
 """
 

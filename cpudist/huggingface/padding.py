@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _STEPS = 10  # The gain is reported after so many steps.
 _LEAST_GAIN = 1.1  # Smaller gains are not reported.
 _PASSES = 3  # A forward and a backward pass take three times as long as a forward pass.
-_OF_SCRIPTS = "pad_to_max_length"  # a flag of transformers' own scripts
 
 
 class _Batch(NamedTuple):
@@ -110,8 +109,8 @@ def _report(trainer: Any, batches: list[_Batch], step: float) -> None:
         option, less = "--trim_padding", [batch.kept for batch in batches]
     else:
         main = vars(sys.modules["__main__"]).values()
-        has_flag = any(_OF_SCRIPTS in getattr(value, "__dataclass_fields__", ()) for value in main)
-        option = f"--{_OF_SCRIPTS} False" if has_flag else "padding each batch to its longest row"
+        has_flag = any("pad_to_max_length" in getattr(value, "__dataclass_fields__", ()) for value in main)
+        option = "--pad_to_max_length False" if has_flag else "padding each batch to its longest row"
         less, remark = [max(batch.lengths) for batch in batches], f", but {reason}"
     before, after = (
         sum(len(batch.lengths) * width for batch, width in zip(batches, each, strict=True)) for each in (widths, less)

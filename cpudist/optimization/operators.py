@@ -39,29 +39,22 @@ _REPEATS = 8  # The fastest of these calls counts: on a busy machine, threads so
 _WIDE = 8192  # From this number of outputs of a head on cross entropy looks for rows without a label.
 _key: Any = None  # The dispatch key under which torch uses the operators; None before `_load`, as after unpickling.
 
-ATTENTION, DROPOUT = "attention in one pass", "parallel dropout"
-LINEAR, COPIES, LOSS = "rows with a gradient", "copied factors", "labelled rows"
+ATTENTION, DROPOUT, LINEAR, COPY = "attention in one pass", "parallel dropout", "rows with a gradient", "copied factors"
 
 
 def use(model: torch.nn.Module) -> list[str]:
-    """Make the model use the operators that are faster than torch's, at this number of threads.
-
-    Returns: the optimizations, as the run record lists them.
-    """
+    """Make the model use the operators that are faster than torch's at this number of threads; return their names."""
     restore(model)
     found = [(module, *replacement) for module in model.modules() if (replacement := _replacement(module))]
-    wide = any(_outputs(module) >= _WIDE for module, *_ in found)
-    if not (wide or _copies() or any(name == ATTENTION for _, name, _ in found)):  # all rows have a gradient
-        found = [(module, name, forward) for module, name, forward in found if name != LINEAR]
+    # Without these, all tokens have a gradient.
+    pays = _copies() or any(name == ATTENTION or _outputs(module) >= _WIDE for module, name, _ in found)
+    found = [(module, name, forward) for module, name, forward in found if name != LINEAR or pays]
     faster = _faster(torch.get_num_threads()) if found else set()
     found = [(module, name, forward) for module, name, forward in found if name in faster]
     for module, _, forward in found:
         replace_forward(module, functools.partial(forward, module, module.forward))
-    names = {name for _, name, _ in found}
-    if LINEAR in names and _copies():
-        names.add(COPIES)
-    if wide:
-        names.add(LOSS)
+    names = {name for _, name, _ in found} | {COPY for _, name, _ in found if name == LINEAR and _copies()}
+    if any(_outputs(module) >= _WIDE for module, *_ in found):
         replace_forward(model, functools.partial(_with_labelled_rows, model, model.forward))
     return sorted(names)
 

@@ -29,10 +29,8 @@ ENCODERS = {  # Names of models in transformers, and the ends of the names of th
 }
 DECODERS = {"gemma", "gpt2", "gpt_neox", "llama", "mistral", "phi", "phi3", "qwen2", "qwen3"}
 POOLED, TOKENS = "ForSequenceClassification", "ForTokenClassification"
-HEADS = {
-    **dict.fromkeys(ENCODERS, ("ForMaskedLM", POOLED, TOKENS)),
-    **dict.fromkeys(DECODERS, ("ForCausalLM", "LMHeadModel", POOLED, TOKENS)),
-}
+HEADS: dict[str, tuple[str, ...]] = dict.fromkeys(ENCODERS, ("ForMaskedLM", POOLED, TOKENS))
+HEADS |= dict.fromkeys(DECODERS, ("ForCausalLM", "LMHeadModel", POOLED, TOKENS))
 
 
 def why_not(model: torch.nn.Module) -> str | None:
