@@ -9,9 +9,10 @@ wants `pip install evaluate`, which fetches the metric squad if there is no fold
 accelerate start the script on gloo, mpirun with cpudist on ccl. The jobs take turns.
 
 Prints samples per second in the second half of the steps, when models are compiled, and as multiples of the first
-job's; the time of a whole job; and the last loss. A step ends when Trainer prints its loss. The losses must be the same
-for all jobs without --use_ipex, which draws other dropout masks; of the masked model Trainer alone
-reports as many times the loss as there are ranks (huggingface/transformers#37766).
+job's; the processor time of a sample in these steps, which other programs on the machine disturb less; the time of a
+whole job; and the last loss. A step ends when Trainer prints its loss. The losses must be the same for all jobs without
+--use_ipex, which draws other dropout masks; of the masked model Trainer alone reports as many times the loss as there
+are ranks (huggingface/transformers#37766).
 """
 
 import itertools
@@ -25,6 +26,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 from transformers_examples import example
 from usage import asked
 
@@ -49,9 +51,10 @@ Job = tuple[list[str], list[str], dict[str, str]]  # the words up to the script,
 
 
 class Run(NamedTuple):
-    """Seconds per sample in the second half of the steps, seconds of the whole job, and the last loss."""
+    """Seconds and processor seconds of a sample in the second half of the steps, seconds of the job, its last loss."""
 
     per_sample: float
+    processor: float
     whole: float
     loss: float
 
@@ -89,7 +92,7 @@ def train(job: Job, script: list[str], samples: int, folder: Path) -> Run:
     """Run `script` as `job` says, with `samples` per rank and step."""
     words, own, variables = job
     command = [*words, *script, f"--per_device_train_batch_size={samples}", f"--output_dir={folder / 'out'}", *own]
-    logged: dict[str, list[tuple[float, float]]] = {}  # the times of the values by name, and the values
+    logged: dict[str, list[tuple[float, float, float]]] = {}  # by name: time, processor time, and the value
     begin, lines = time.monotonic(), []
     with subprocess.Popen(
         ["timeout", "600", *command],
@@ -102,17 +105,20 @@ def train(job: Job, script: list[str], samples: int, folder: Path) -> Run:
         for line in process.stdout or ():
             lines.append(line)
             for name, value in LOGGED.findall(line):
-                logged.setdefault(name, []).append((time.monotonic(), float(value)))
+                times = [rank.cpu_times() for rank in psutil.Process(process.pid).children(recursive=True)]
+                processor = sum(one.user + one.system for one in times)
+                logged.setdefault(name, []).append((time.monotonic(), processor, float(value)))
     seconds = time.monotonic() - begin
     if process.returncode or not logged:
         sys.exit(f"{' '.join(command)}\n{''.join(lines)}")
     losses = logged["loss"]
-    trained = logged["train_runtime"][0][1] * logged["train_samples_per_second"][0][1]
+    trained = logged["train_runtime"][0][-1] * logged["train_samples_per_second"][0][-1]
     if round(trained / len(losses)) != RANKS * samples:
         sys.exit(f"{' '.join(command)}\ntrained on {trained / len(losses):.0f} samples a step, without an error")
-    half = [moment for moment, _ in losses][(len(losses) - 1) // 2 :]
-    step = statistics.median(after - before for before, after in itertools.pairwise(half))
-    return Run(step / (RANKS * samples), seconds, losses[-1][1])
+    half = losses[(len(losses) - 1) // 2 :]
+    steps = [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(half)]
+    step, used = (statistics.median(each) / (RANKS * samples) for each in zip(*steps, strict=True))
+    return Run(step, used, seconds, losses[-1][-1])
 
 
 def main() -> None:
@@ -142,11 +148,12 @@ def report(title: str, ran: dict[str, list[Run]]) -> str:
     """Return a table of the jobs; the first is the one that the others are compared with."""
     rows, first = [], None
     for job, found in ran.items():
-        per_sample, whole = (Timings(tuple((one[index],) for one in found)) for index in (0, 1))
+        per_sample, processor, whole = (Timings(tuple((one[index],) for one in found)) for index in range(3))
         first = first or per_sample
         speed = ratio_cell(ratio(first, per_sample))
-        rows.append([job, f"{1 / per_sample.median:.3g}", speed, time_cell(whole), f"{found[0].loss:.4g}"])
-    return table([title, "samples/s", "times the first", "whole job", "loss"], rows)
+        cells = map(time_cell, (processor, whole))
+        rows.append([job, f"{1 / per_sample.median:.3g}", speed, *cells, f"{found[0].loss:.4g}"])
+    return table([title, "samples/s", "times the first", "processor time a sample", "whole job", "loss"], rows)
 
 
 if __name__ == "__main__":
