@@ -20,9 +20,8 @@ FLAGS = {"qa": ["--doc_stride=128"], "mlm": ["--line_by_line=True", "--pad_to_ma
 
 def example(examples: Path, model: str, folder: Path) -> list[str]:
     """Write the data, the vocabulary and the initial weights into `folder`; return the script and its flags."""
-    lines = [
-        " ".join(text).replace("_", "").lower() for text in itertools.islice(texts(), TEXTS)
-    ]  # BERT makes tokens of underscores.
+    # Without underscores, of which BERT makes tokens.
+    lines = [" ".join(text).replace("_", "").lower() for text in itertools.islice(texts(), TEXTS)]
     words = Counter(itertools.chain.from_iterable(map(str.split, lines))).most_common(VOCABULARY - len(SPECIAL))
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *(word for word, _ in words)]), encoding="utf-8")
     BertTokenizerFast.from_pretrained(str(folder), model_max_length=PADDED).save_pretrained(folder)
