@@ -69,8 +69,8 @@ def test_random_calls_under_address_sanitizer(program: Callable[..., Path]) -> N
 def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> None:
     """Ranks are threads here, which use one mapping: the sanitizer goes by addresses."""
     parts = [path for path in (SOURCES / "shared_memory").glob("*.cpp") if path.stem not in ("unity", "segment")]
-    replaced = [HERE / "one_mapping.cpp", HERE / "threads.cpp"]
-    library = [*replaced, SOURCES / "kernels" / "reduce.cpp", *parts, SOURCES / "rendezvous.cpp"]
+    shared = [SOURCES / "kernels" / "reduce.cpp", SOURCES / "rendezvous.cpp", SOURCES / "signature.cpp"]
+    library = [HERE / "one_mapping.cpp", HERE / "threads.cpp", *parts, *shared]
     for ranks, calls, threads in ((2, 60, 1), (4, 30, 1), (2, 60, 3)):
         run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6), threads)
 
