@@ -132,13 +132,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for model in models:
             script = example(examples, model, Path(name)) if examples else [str(SCRIPT), model]
+            offered = list(jobs(Path(name), model).items())[: -1 if quick else None]  # compiling takes long
             for dtype in dtypes:
                 flags = [*script, *FLAGS, f"--max_steps={steps}", *DTYPES[dtype]]
                 ran: dict[str, list[Run]] = {}
                 for number in range(rounds):
-                    for job, how in list(jobs(Path(name), model).items())[
-                        : -1 if quick else None
-                    ]:  # compiling takes long
+                    for job, how in offered:
                         print(f"round {number + 1} of {rounds}: {model}, {job}, {dtype}", file=sys.stderr, flush=True)
                         ran.setdefault(job, []).append(train(how, flags, 1 if quick else SAMPLES[model], Path(name)))
                 print(report(f"{model}, {dtype}", ran), end="\n\n", flush=True)

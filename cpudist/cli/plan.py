@@ -91,8 +91,8 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 def _shares(hosts: Sequence[Host]) -> str:
     """Return a line with the parts of a step's samples that a hostfile gives, or that its hosts' speeds propose."""
-    proposed = proposed_shares(product_speed.of_hosts(host.name for host in hosts))
-    if not (parts := shares(hosts)) and proposed:
+    parts = shares(hosts)
+    if not parts and (proposed := proposed_shares(product_speed.of_hosts(host.name for host in hosts))):
         return f"by the speeds that cpudist test has measured, with --balance, for this hostfile: {proposed}"
     each = [f"{host.name} {part:.2f}" for host, part in zip(hosts, parts or [1 / len(hosts)] * len(hosts), strict=True)]
     return f"with --balance these parts of a step's samples to begin with: {', '.join(each)}"

@@ -35,7 +35,7 @@ class _Batch(NamedTuple):
 
 def compute_loss(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Replace `Trainer.compute_loss`: trim batches if the user asks for it, and measure those of the first steps."""
-    if context.job.world.device_type != "cpu":  # a lazy device would compute and be waited for at each look at a mask
+    if context.job.world.device_type != "cpu":  # reading a mask would make a lazy device compute, and wait for it
         return original
     measured: WeakKeyDictionary[Any, list[_Batch]] = WeakKeyDictionary()
     reported: WeakSet[Any] = WeakSet()

@@ -22,10 +22,11 @@ SPEED, OF_CORE, SHARE = "tokens_per_second", "tokens_per_second_per_core", "prod
 
 
 def save(hosts: Mapping[str, tuple[int, Mapping[str, float]]]) -> None:
-    """Store the cores of each host, by name, and the operations per second of one of them by number format."""
-    of_core = {name: {dtype: one / cores for dtype, one in speeds.items()} for name, (cores, speeds) in hosts.items()}
-    stored = {name: {_CORES: cores, **of_core[name]} for name, (cores, _) in hosts.items()}
-    user_cache.write(_FILE, {**user_cache.read(_FILE), **stored})
+    """Store each host's cores and, by number format, the speed of one core, given the operations per second of all."""
+    stored = user_cache.read(_FILE)
+    for name, (cores, speeds) in hosts.items():
+        stored[name] = {_CORES: cores, **{dtype: speed / cores for dtype, speed in speeds.items()}}
+    user_cache.write(_FILE, stored)
 
 
 def of_ranks(members: Sequence[RankInfo], dtype: str | None) -> float | None:

@@ -2,8 +2,8 @@
 Parameters keep their type, so copies, other optimizers and saved states work as before.
 
 Each optimization has a module: ipex.py, precision.py (bfloat16 and float16 by autocast), operators.py (attention,
-dropout and others), native.py (fused optimizers, freed memory). kernels.py applies those that fit, records
-and prints them.
+dropout and others), native.py (fused optimizers, freed memory). kernels.py applies those that fit,
+records and prints them.
 
 It must not import launchers, transformers, programs or command lines.
 """

@@ -46,14 +46,16 @@ def use(model: torch.nn.Module) -> list[str]:
     """Make the model use the operators that are faster than torch's at this number of threads; return their names."""
     restore(model)
     found = [(module, *replacement) for module in model.modules() if (replacement := _replacement(module))]
-    # Without these, all tokens have a gradient.
-    pays = _copies() or any(name == ATTENTION or _outputs(module) >= _WIDE for module, name, _ in found)
-    found = [(module, name, forward) for module, name, forward in found if name != LINEAR or pays]
+    # Only attention and a wide head leave tokens without a gradient.
+    if not _copies() and not any(name == ATTENTION or _outputs(module) >= _WIDE for module, name, _ in found):
+        found = [(module, name, forward) for module, name, forward in found if name != LINEAR]
     faster = _faster(torch.get_num_threads()) if found else set()
     found = [(module, name, forward) for module, name, forward in found if name in faster]
     for module, _, forward in found:
         replace_forward(module, functools.partial(forward, module, module.forward))
-    names = {name for _, name, _ in found} | {COPY for _, name, _ in found if name == LINEAR and _copies()}
+    names = {name for _, name, _ in found}
+    if LINEAR in names and _copies():
+        names.add(COPY)
     if any(_outputs(module) >= _WIDE for module, *_ in found):
         replace_forward(model, functools.partial(_with_labelled_rows, model, model.forward))
     return sorted(names)

@@ -61,9 +61,9 @@ static void run(const Tensor& query, const Tensor& key, const Tensor& value, con
   query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
 }
 
-// Tokens come before heads, as models want outputs and gradients. A pass does not write keys that no query sees.
+// Tokens come before heads, as models want outputs and gradients.
 static Tensor like(const Tensor& tensor, int64_t heads) {
-  return at::zeros({tensor.size(0), tensor.size(2), heads, tensor.size(3)}, tensor.options()).transpose(1, 2);
+  return at::empty({tensor.size(0), tensor.size(2), heads, tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
 
 static std::tuple<Tensor, Tensor> attention_forward(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -82,6 +82,7 @@ static std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& gradi
                                                              bool causal, double scale) {
   const int64_t heads = query.size(1), key_heads = key.size(1);
   Tensor of_query = like(query, heads), of_key = like(key, heads), of_value = like(value, heads);
+  if (mask) of_key.zero_(), of_value.zero_();  // a pass does not write keys that no query sees
   run<true>(query, key, value, mask, seed, p, causal, scale, output, rows, gradient, of_query, of_key, of_value);
   const auto sum_shared = [&](const Tensor& each) {
     return heads == key_heads ? each : each.unflatten(1, {key_heads, heads / key_heads}).sum(2);
