@@ -14,7 +14,7 @@ import torch
 
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.optimization import padding
+from cpudist.optimization import operators, padding
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -64,7 +64,8 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
                 batches.append(_Batch(lengths, width, kept.stop - kept.start if kept else width, seconds))
                 if training.steps >= _STEPS and (times := training.step_seconds()):
                     reported.add(self)
-                    _report(self, measured.pop(self), statistics.median(times))
+                    skips = operators.LINEAR in context.job.record.optimizations and not self.args.torch_compile
+                    _report(self, measured.pop(self), statistics.median(times), skips)
         elif isinstance(ids, torch.Tensor):
             training.add_batch(len(ids), ids.numel())
         return result
@@ -95,8 +96,11 @@ def _filled_up(result: Any, kept: slice, width: int) -> Any:
     return loss, outputs
 
 
-def _report(trainer: Any, batches: list[_Batch], step: float) -> None:
-    """Report the share of padding, and the option that leaves it out with its gain in steps of `step` seconds."""
+def _report(trainer: Any, batches: list[_Batch], step: float, skips: bool) -> None:
+    """Report the share of padding, and the option that leaves it out with its gain in steps of `step` seconds.
+
+    If the operators leave most padding out of backward passes (`skips`), only forward passes gain.
+    """
     args, remark = trainer.args, ""
     widths = [batch.kept if args.trim_padding else batch.width for batch in batches]
     if len({batch.width for batch in batches}) > 1:  # batches are padded to their longest row
@@ -117,7 +121,8 @@ def _report(trainer: Any, batches: list[_Batch], step: float) -> None:
     )
     share = 1 - sum(sum(batch.lengths) for batch in batches) / before
     seconds = statistics.median(batch.seconds for batch in batches)
-    passes = min(_PASSES * args.gradient_accumulation_steps * seconds / step, 1)
+    each_batch = (1 if skips and share > 0.5 else _PASSES) * seconds
+    passes = min(args.gradient_accumulation_steps * each_batch / step, 1)
     gain = 1 / (1 - passes * (1 - after / before))
     if gain >= _LEAST_GAIN:
         told = f"{option} would make steps about {gain:.1f} times as fast{remark}"
