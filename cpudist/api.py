@@ -154,9 +154,7 @@ def wrap(model: torch.nn.Module, *, compress: str | None = None, **options: Any)
     """
     job = require()
     if not isinstance(model, torch.nn.Module):
-        raise UserError(
-            f"wrap takes the model, a torch.nn.Module, not {type(model).__name__}; step takes the optimizer"
-        )
+        raise UserError(f"wrap takes the model, a Module, not {type(model).__name__}; step takes the optimizer")
     job.record.note_model(model)
     scheme = job.communication.applicable(compress)
     return job.communication.wrap(lambda: job.backend.wrap(model, **options), scheme)

@@ -124,11 +124,8 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     compiler = find_compiler()
     folder = (cache or build_folder()) / library.key
     if compiler is None:
-        raise UserError(
-            f"{library.what} must be compiled once and there is no C++ compiler {os.environ.get('CXX', 'g++')}; "
-            "install the package g++, or run `cpudist build` where there is one and set CPUDIST_CACHE"
-            f" (looked in {folder})"
-        )
+        why = f"{library.what} must be compiled once and there is no C++ compiler {os.environ.get('CXX', 'g++')}"
+        raise UserError(f"{why}; install g++, or run `cpudist build` where there is one and set CPUDIST_CACHE")
     target = folder / compiler.label / library.file
     with _lock(target.parent, library.what):
         if not target.exists():
@@ -140,10 +137,8 @@ def _trusted(file: Path, what: str) -> Path:
     """Return `file`, or raise UserError if another user can write it or the three cache folders above it."""
     for path in (file, *file.parents[:3]):
         if path.exists() and (problem := why_not_trusted(path)):
-            raise UserError(
-                f"{what} is not loaded: {problem}; only you or root may own and write the cache: mend"
-                f" that (as root: chown -R root {file.parents[2]}), or set CPUDIST_CACHE to another folder"
-            )
+            remedy = f"mend that (as root: chown -R root {file.parents[2]}), or set CPUDIST_CACHE to another folder"
+            raise UserError(f"{what} is not loaded: {problem}; {remedy}")
     return file
 
 
@@ -157,9 +152,8 @@ def _lock(folder: Path, what: str) -> Iterator[None]:
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = open(os.open(folder / "lock", flags, 0o600), "rb")  # noqa: SIM115
     except OSError as error:
-        raise UserError(
-            f"cannot write {what} to {folder} ({error.strerror}); set CPUDIST_CACHE to a folder that can be written"
-        ) from None
+        remedy = "set CPUDIST_CACHE to a folder that can be written"
+        raise UserError(f"cannot write {what} to {folder} ({error.strerror}); {remedy}") from None
     with handle:
         if not poll(lambda: _take(handle), 2 * _COMPILE_SECONDS):
             raise UserError(f"another process still compiles {what} (lock {folder / 'lock'}); end it and try again")
@@ -191,9 +185,8 @@ def _compile(compiler: Compiler, library: Library, target: Path) -> None:
             try:
                 status = subprocess.call(command, **streams, env=environment, timeout=_COMPILE_SECONDS)
             except subprocess.TimeoutExpired:
-                raise UserError(
-                    f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
-                ) from None
+                remedy = "run `cpudist build` on a free machine"
+                raise UserError(f"compiling took over {_COMPILE_SECONDS:.0f} s; {remedy}") from None
         if status != 0:
             lines = log.read_text(errors="replace").splitlines()[1:]
             first = next((line for line in lines if "error" in line), "no error line")

@@ -53,9 +53,8 @@ def secret() -> str:
                 reason = "it is empty"
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it cannot be read"
-    raise UserError(
-        f"cannot keep a secret in {path}: {reason}; mend or delete it, or set CPUDIST_TOKEN to one text for all ranks"
-    )
+    remedy = "mend or delete it, or set CPUDIST_TOKEN to one text for all ranks"
+    raise UserError(f"cannot keep a secret in {path}: {reason}; {remedy}")
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -38,6 +38,5 @@ def write(name: str, values: dict[str, Any]) -> Path:
         new.write_text(json.dumps(values, indent=2), encoding="utf-8")
         return new.replace(folder / name)
     except OSError as error:
-        raise UserError(
-            f"cannot keep {name} in {folder} ({error.strerror}); set XDG_CACHE_HOME to a folder that can be written"
-        ) from None
+        remedy = "set XDG_CACHE_HOME to a folder that can be written"
+        raise UserError(f"cannot keep {name} in {folder} ({error.strerror}); {remedy}") from None

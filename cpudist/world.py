@@ -65,10 +65,9 @@ class World:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"World(rank={self.rank}({self.size}), local_rank={self.local_rank}({self.local_size}), "
-            f"node={self.node_rank}({self.node_count}), backend={self.backend!r}, launcher={self.launcher!r})"
-        )
+        ranks = f"rank={self.rank}({self.size}), local_rank={self.local_rank}({self.local_size})"
+        node = f"node={self.node_rank}({self.node_count})"
+        return f"World({ranks}, {node}, backend={self.backend!r}, launcher={self.launcher!r})"
 
 
 @dataclass(frozen=True)
@@ -202,13 +201,10 @@ def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | 
 def _check_whole(node: _Node, launcher: str) -> None:
     host, local_size = node.first.host, node.first.placement.local_size
     if local_size is not None and local_size != len(node.ranks):
-        raise UserError(
-            f"{launcher} says that {local_size} ranks run on {host}, but {len(node.ranks)} are there "
-            f"(ranks {', '.join(map(str, node.ranks))}); start all ranks with one launcher, in a fresh shell"
-        )
+        found = f"{len(node.ranks)} are there (ranks {', '.join(map(str, node.ranks))})"
+        why = f"{launcher} says that {local_size} ranks run on {host}, but {found}"
+        raise UserError(f"{why}; start all ranks with one launcher, in a fresh shell")
     given = [local_rank for local_rank in node.local_ranks if local_rank is not None]
     if given and sorted(given) != list(range(len(node.ranks))):
-        raise UserError(
-            f"{launcher} gives the ranks on {host} the local ranks {given}, not 0 to {len(node.ranks) - 1}, each "
-            "once; start all ranks with one launcher, in a fresh shell"
-        )
+        why = f"{launcher} gives the ranks on {host} the local ranks {given}, not 0 to {len(node.ranks) - 1}, each once"
+        raise UserError(f"{why}; start all ranks with one launcher, in a fresh shell")

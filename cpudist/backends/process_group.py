@@ -109,10 +109,8 @@ class ProcessGroupBackend(Backend):
             UserError: this torch cannot change it.
         """
         if not hasattr(group, "set_timeout"):  # gloo before torch 2.9 accepts a new timeout, but keeps the old one
-            raise UserError(
-                f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
-                f"give {option('timeout')} instead of {seconds:g} in the script"
-            )
+            why = f"{self.name} of torch {torch.__version__} cannot change its timeout after the start"
+            raise UserError(f"{why}; give {option('timeout')} instead of {seconds:g} in the script")
         group.set_timeout(timedelta(seconds=seconds))
 
     def stop(self) -> None:
@@ -195,10 +193,8 @@ def groups() -> dict[str, GroupRanks]:
 
 
 def _no_gpu(device: Any) -> None:
-    raise UserError(
-        f"the script calls torch.cuda.set_device({device}), and torch finds no GPU: give the script's option for CPUs,"
-        " such as --device cpu, or leave the call out"
-    )
+    remedy = "give the script's option for CPUs, such as --device cpu, or leave the call out"
+    raise UserError(f"the script calls torch.cuda.set_device({device}), and torch finds no GPU; {remedy}")
 
 
 PATCHES = (

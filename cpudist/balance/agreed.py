@@ -94,10 +94,8 @@ class Balance:
         """Note an optimizer's step; raise UserError if no model has applied the weight of the batch."""
         batch = self._batch
         if batch and batch.weight != 1 and not batch.weighted:
-            raise UserError(
-                f"a step was made with a batch of {batch.samples} samples, unequal to other ranks', without its "
-                "weight; wrap the model by cpudist.wrap and call the wrapped one"
-            )
+            why = f"a step was made with a batch of {batch.samples} samples, unequal to others', without its weight"
+            raise UserError(f"{why}; wrap the model by cpudist.wrap and call the wrapped one")
         if batch:
             batch.stepped = True
 
@@ -108,10 +106,8 @@ class Balance:
         """
         batch, loss = self._batch, given["tensors"] if given.get("grad_tensors") is None else None
         if batch and batch.weighted and isinstance(loss, torch.Tensor) and sums_over(loss, batch.samples):
-            raise UserError(
-                "the loss is a sum over the samples of a batch, and cpudist.shares weighs means; "
-                "divide it by the number of samples"
-            )
+            remedy = "divide it by the number of samples"
+            raise UserError(f"the loss is a sum over the samples of a batch, and cpudist.shares weighs means; {remedy}")
 
     def of_all_ranks(self, count: int) -> int:
         """Return the count of all ranks, such as of tokens, given this rank's in batches like the newest one."""
@@ -145,10 +141,8 @@ class Balance:
         if batch is None or self._other_since or not matches:
             got = "tensors of " + ", ".join(map(str, shapes[:2])) if shapes else "no tensor"
             newest = f"the newest batch has {batch.samples} samples" if batch else "no DataLoader has it"
-            raise UserError(
-                f"the model gets {got}, whose weight is not known ({newest}); take all batches from a DataLoader with "
-                "the batch_sampler cpudist.shares, each when it is computed"
-            )
+            remedy = "take each batch, when it is computed, from a DataLoader with the batch_sampler cpudist.shares"
+            raise UserError(f"the model gets {got}, whose weight is not known ({newest}); {remedy}")
         if not batch.weighted and batch.weight:
             self.computed += batch.samples
             self.per_step = max(self.per_step, round(self.ranks * batch.samples / batch.weight))

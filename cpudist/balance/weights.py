@@ -26,10 +26,8 @@ def weighted(outputs: Any, weight: float) -> Any:
 
     result = tree_map_only(torch.Tensor, apply, outputs)
     if not any(tensor.requires_grad for tensor in found) or len(tensors_in(outputs)) > len(found):
-        raise UserError(
-            f"unequal batches cannot be weighted in outputs of the type {type(outputs).__name__}; "
-            "let the model return tensors, in tuples, lists or dicts"
-        )
+        remedy = "let the model return tensors, in tuples, lists or dicts"
+        raise UserError(f"unequal batches cannot be weighted in outputs of the type {type(outputs).__name__}; {remedy}")
     return result
 
 

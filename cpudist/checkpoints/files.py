@@ -113,9 +113,8 @@ def write(
     except CheckpointException as error:  # on all ranks
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
-        raise UserError(
-            f"rank {rank}: cannot save {target}: {full or first_line(failure)}; make room, or save elsewhere"
-        ) from error
+        remedy = "make room, or save elsewhere"
+        raise UserError(f"rank {rank}: cannot save {target}: {full or first_line(failure)}; {remedy}") from error
 
     def checksums() -> dict[str, tuple[int, str]]:  # other hosts may not see all of a file yet
         return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"))
@@ -123,9 +122,8 @@ def write(
     def seal(parts: list[dict[str, tuple[int, str]]]) -> None:
         files = {name: checksum for part in parts for name, checksum in part.items()}
         if missing := [name for name in files if not (written / name).exists()]:
-            raise UserError(
-                f"{names_of(missing, 'name')} of {target} cannot be seen here; save on a disk that all hosts share"
-            )
+            remedy = "save on a disk that all hosts share"
+            raise UserError(f"{names_of(missing, 'name')} of {target} cannot be seen here; {remedy}")
         job = current()
         manifest.seal(written, step, ranks.size, [] if job is None else job.run_ids, known=files)
 

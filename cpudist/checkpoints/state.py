@@ -95,9 +95,8 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sav
         optimizer.param_groups, packed["param_groups"], _names_in(model, optimizer), strict=True
     ):
         if missing := [name for name in names if name not in options]:
-            raise UserError(
-                f"the checkpoint's optimizer does not have {names_of(missing, 'name')}; give one of the same parameters"
-            )
+            remedy = "give one of the same parameters"
+            raise UserError(f"the checkpoint's optimizer does not have {names_of(missing, 'name')}; {remedy}")
         known = options[names[0]] if names else numbers
         groups.append({**known, "params": numbers["params"]})
         for parameter, number, name in zip(group["params"], numbers["params"], names, strict=True):
@@ -140,9 +139,7 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
     for group in optimizer.param_groups:
         strange = [parameter for parameter in group["params"] if id(parameter) not in names]
         if strange:
-            raise UserError(
-                f"the optimizer updates {len(strange)} parameters that the model does not have; give that model's"
-            )
+            raise UserError(f"the optimizer updates {len(strange)} parameters of another model; give that model's")
         yield [names[id(parameter)] for parameter in group["params"]]
 
 

@@ -55,9 +55,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--grace", type=count, default=60, metavar="SECONDS", help=grace)
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
     add_target(parser)
-    parser.unknown_option_hint = (
-        "if it is an option of cpudist-train, write it after `--`, as in: cpudist launch -- --timeout 60 train.py"
-    )
+    hint = "if it is an option of cpudist-train, write it after `--`, as in: cpudist launch -- --timeout 60 train.py"
+    parser.unknown_option_hint = hint
 
 
 def add_common_options(parser: Parser) -> None:
@@ -84,10 +83,8 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
 def job_of(values: dict[str, Any], launcher: Launcher) -> LaunchOptions:
     """Return the job that a command's options describe; `UserError` without TARGET, or in a rank."""
     if launcher.name != "single":
-        raise UserError(
-            f"this process is a rank of {launcher.name} already, and cpudist starts the ranks itself; "
-            "run this command alone, or run cpudist-train here"
-        )
+        why = f"this process is a rank of {launcher.name} already, and cpudist starts the ranks itself"
+        raise UserError(f"{why}; run this command alone, or run cpudist-train here")
     if not values["arguments"]:
         raise UserError(NO_TARGET)
     return LaunchOptions(**values, script=script_in(values["arguments"]))

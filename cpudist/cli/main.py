@@ -71,9 +71,8 @@ def _check_command(words: Sequence[str]) -> None:
     if word.endswith(".py"):
         raise UserError(f"{word} is no command; to run it on this machine: cpudist run {shlex.join(words)}")
     near = difflib.get_close_matches(word, COMMANDS, 1)
-    raise UserError(
-        f"there is no command {word}; " + (f"did you mean {near[0]}? " if near else "") + "see cpudist --help"
-    )
+    guess = f"did you mean {near[0]}? " if near else ""
+    raise UserError(f"there is no command {word}; {guess}see cpudist --help")
 
 
 def _parser() -> Parser:

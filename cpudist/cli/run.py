@@ -41,10 +41,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--nnodes", type=_one_node, help=argparse.SUPPRESS)
     parser.add_argument("-m", "--module", action="store_true", help="TARGET is a module, as with python -m")
     add_target(parser)
-    parser.unknown_option_hint = (
-        "cpudist-train's follow `--`, as in: cpudist run -- --timeout 60 train.py; one host needs no rendezvous; "
-        f"{_SEVERAL_HOSTS}"
-    )
+    hint = "cpudist-train's follow `--`, as in: cpudist run -- --timeout 60 train.py; one host needs no rendezvous"
+    parser.unknown_option_hint = f"{hint}; {_SEVERAL_HOSTS}"
 
 
 def _ranks(text: str) -> int:

@@ -84,7 +84,5 @@ def _locked(files: Files) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if cards and soft != resource.RLIM_INFINITY:
         message = f"only {size(soft)} of memory may be locked, too little for {cards[0]}: messages go over TCP"
-        remedy = (
-            "ulimit -l unlimited (limits.conf: memlock; slurmd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)"
-        )
+        remedy = "ulimit -l unlimited (limits.conf: memlock; slurmd: LimitMEMLOCK=infinity; docker: memlock=-1)"
         yield Finding("warning", "memlock", message, remedy)

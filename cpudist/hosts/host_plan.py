@@ -108,10 +108,8 @@ class HostPlan:
             return host
         ranks = self._checked.facts[host].ranks[f"{part or 'default'}"]
         if host.slots is not None and ranks > host.slots:
-            raise UserError(
-                f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn {part} makes {ranks}; change one of"
-                " them"
-            )
+            why = f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn {part} makes {ranks}"
+            raise UserError(f"{why}; change one of them")
         return replace(host, slots=ranks)
 
 

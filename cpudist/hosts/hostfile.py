@@ -44,9 +44,8 @@ def read(path: str | Path) -> list[Host]:
             text = "".join(f"{host} slots={n}\n" if n > 1 else f"{host}\n" for host, n in Counter(text.split()).items())
         return parse(text, str(path))
     except OSError as error:
-        raise UserError(
-            f"cannot read the hostfile {path}: {error.strerror}; give the path of a file with one host a line"
-        ) from None
+        remedy = "give the path of a file with one host a line"
+        raise UserError(f"cannot read the hostfile {path}: {error.strerror}; {remedy}") from None
     except UnicodeDecodeError:
         raise UserError(f"the hostfile {path} is not a text file; {_FORMS}") from None
 
@@ -61,10 +60,8 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
         host = _parse_line(content, f"{source}, line {number}")
         first = hosts.setdefault(_address(host.name) or host.name.lower(), host)  # an address has several spellings
         if first is not host:
-            raise UserError(
-                f"{host.where}: {host.name} is already in {first.where.rpartition(', ')[2]}; "
-                f"name it once, with all its ranks: {host.name} slots=2"
-            )
+            remedy = f"name it once, with all its ranks: {host.name} slots=2"
+            raise UserError(f"{host.where}: {host.name} is already in {first.where.rpartition(', ')[2]}; {remedy}")
     if not hosts:
         raise UserError(f"{source} names no host; {_FORMS}")
     return list(hosts.values())
@@ -88,10 +85,8 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
             filled.append(replace(host, slots=room))
     if left:
         room = sum(host.slots or 0 for host in filled)
-        raise UserError(
-            f"{ranks} ranks do not fit on {len(hosts)} hosts with room for {room}; "
-            "add hosts to the hostfile, or let them take more ranks"
-        )
+        remedy = "add hosts to the hostfile, or let them take more ranks"
+        raise UserError(f"{ranks} ranks do not fit on {len(hosts)} hosts with room for {room}; {remedy}")
     return filled
 
 
@@ -142,12 +137,10 @@ def _is_name(text: str) -> bool:
 def _room(host: Host, per_host: int | None) -> int:
     if per_host is None:
         if host.slots is None:
-            raise UserError(
-                f"{host.where}: the number of ranks on {host.name} is missing; write {host.name} slots=4, or give --ppn"
-            )
+            remedy = f"write {host.name} slots=4, or give --ppn"
+            raise UserError(f"{host.where}: the number of ranks on {host.name} is missing; {remedy}")
         return host.slots
     if host.slots is not None and per_host > host.slots:
-        raise UserError(
-            f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn asks for {per_host}; change one of them"
-        )
+        remedy = "change one of them"
+        raise UserError(f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn asks for {per_host}; {remedy}")
     return per_host

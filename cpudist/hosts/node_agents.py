@@ -57,10 +57,8 @@ class NodeAgents:
         if not poll(started, _START_SECONDS * math.ceil(len(waiting) / AT_ONCE)):
             silent = next(agent for agent in self._agents if not agent.answered)
             self.end()
-            raise UserError(
-                f"{silent.host.where}: on {silent.host.name} the agent that would kill lost processes does not start; "
-                f"try: ssh {silent.host.name} true"
-            )
+            why = f"{silent.host.where}: on {silent.host.name} the agent that would kill lost processes does not start"
+            raise UserError(f"{why}; try: ssh {silent.host.name} true")
 
     @property
     def had_ranks(self) -> bool:

@@ -171,10 +171,8 @@ def _wait(
         if agents.lost:
             return f"{names(agents.lost)} does not answer any more"
         if not agents.had_ranks and now - start > _START_SECONDS:
-            return (
-                f"the launcher has started no rank within {_START_SECONDS:.0f} s; see whether the hosts reach each "
-                "other on all ports (a firewall?), and run its command by hand: cpudist launch --dry-run"
-            )
+            remedy = "look for a firewall between the hosts, and run its command by hand: cpudist launch --dry-run"
+            return f"the launcher has started no rank within {_START_SECONDS:.0f} s; {remedy}"
         # While our reader (such as `less`) blocks, the launcher cannot write its output and end.
         blocked = any(relay.writing for relay in relays)
         alone_since = (alone_since or now) if agents.ranks_ended and not blocked else None
@@ -229,10 +227,8 @@ class _Output:
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                say(
-                    f"{self._name} cannot be written: {error.strerror}; output is lost, the job goes on, "
-                    f"and the exit status will not be 0"
-                )
+                lost = "output is lost, the job goes on, and the exit status will not be 0"
+                say(f"{self._name} cannot be written: {error.strerror}; {lost}")
             raise
 
     def _without_banner(self, piece: bytes) -> bytes:

@@ -137,10 +137,8 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances
     args.gradient_accumulation_steps = equal // size if shares is None else shares.accumulation
     if args.process_index == 0:
         each = f", {equal} or {equal + 1} each" if more else ""
-        say(
-            f"{found}; going on with as many at {ranks}{each}: --per_device_train_batch_size {size} "
-            f"--gradient_accumulation_steps {args.gradient_accumulation_steps}"
-        )
+        batches = f"--gradient_accumulation_steps {args.gradient_accumulation_steps}"
+        say(f"{found}; going on with as many at {ranks}{each}: --per_device_train_batch_size {size} {batches}")
     return shares
 
 
@@ -205,10 +203,8 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
         if sampler is None:
             ranks, samples, began = shares.ranks, shares.geometry.samples_per_step, shares.geometry.world_size
             remedy = "leave --balance out" if ranks == began else f"start {began} ranks"
-            raise UserError(
-                f"{ranks} ranks cannot have unequal shares of {samples} samples in a step, since this script divides "
-                f"its data in a way of its own; {remedy}"
-            )
+            why = f"{ranks} ranks cannot have unequal shares of {samples} samples in a step"
+            raise UserError(f"{why}, since this script divides its data in a way of its own; {remedy}")
         return loader
 
     def get_batch_samples(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -89,9 +89,8 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
             self.ddp_backend = check_backend(job, self.ddp_backend)
         self.use_cpu = job.world.device_type == "cpu"
         if self.trim_padding and not self.use_cpu:
-            raise UserError(
-                f"--trim_padding is for CPUs: {job.world.device_type} compiles each width anew; leave it out"
-            )
+            remedy = "leave it out"
+            raise UserError(f"--trim_padding is for CPUs: {job.world.device_type} compiles each width anew; {remedy}")
         if self.fp16 or self.fp16_full_eval:
             precision.check(torch.float16)
         if self.ddp_compress is not None:

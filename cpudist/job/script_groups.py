@@ -38,10 +38,8 @@ def check_backend(job: Job, name: str | None, *, joins: bool = True) -> str:
         taken = f", which is for GPUs, and joins the job on {ours}"
     else:
         theirs = f", or {option('backend', name)} for the script's" if name in backends.names() else ""
-        raise UserError(
-            f"the script asks for the backend {name}, but the job runs on {ours}; give {option('backend', ours)} "
-            f"to stay on it{theirs}"
-        )
+        remedy = f"give {option('backend', ours)} to stay on it{theirs}"
+        raise UserError(f"the script asks for the backend {name}, but the job runs on {ours}; {remedy}")
     if job.world.rank == 0 and name not in job.overruled:
         say(f"the script asks for the backend {name}{taken}")
     job.overruled.add(name)
@@ -123,7 +121,5 @@ def _check_world(world: World, init_method: str | None, size: int, rank: int, *,
     for what, ours, theirs in asked:
         given = next((str(value) for value in theirs if value not in (-1, None)), str(ours))
         if given != str(ours):
-            raise UserError(
-                f"the script asks for {what} {given}, but in this job it is {ours}; start that many ranks, "
-                "or leave rank and world_size out there"
-            )
+            remedy = "start that many ranks, or leave rank and world_size out there"
+            raise UserError(f"the script asks for {what} {given}, but in this job it is {ours}; {remedy}")

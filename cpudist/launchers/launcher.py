@@ -181,10 +181,8 @@ class Launcher(ABC):
         """Return the number in a variable that the launcher must have set; otherwise raise a `UserError`."""
         value = self.optional_integer(name)
         if value is None:
-            raise UserError(
-                f"{self.name} started this process, but {name} is not set: start all ranks with the launcher itself,"
-                " or unset its other variables to run alone"
-            )
+            why = f"{self.name} started this process, but {name} is not set"
+            raise UserError(f"{why}; start all ranks with the launcher, or unset its other variables to run alone")
         return value
 
     def optional_integer(self, name: str) -> int | None:
@@ -195,9 +193,8 @@ class Launcher(ABC):
         try:
             return int(text)
         except ValueError:
-            raise UserError(
-                f"{name}={text!r} is not a whole number, as {self.name} sets it: remove it from the job's scripts"
-            ) from None
+            remedy = "remove it from the job's scripts"
+            raise UserError(f"{name}={text!r} is not a whole number, as {self.name} sets it; {remedy}") from None
 
 
 def token_in(variables: Mapping[str, str]) -> str:
@@ -219,7 +216,5 @@ def _check_pair(index_name: str, index: int | None, count_name: str, count: int 
 
 
 def _contradiction(what: str) -> UserError:
-    return UserError(
-        f"the launcher's variables contradict each other: {what}; look for scripts that set them by hand or"
-        " for a launcher inside another launcher"
-    )
+    remedy = "look for scripts that set them by hand or for a launcher inside another launcher"
+    return UserError(f"the launcher's variables contradict each other: {what}; {remedy}")

@@ -49,10 +49,8 @@ class Mpich(MpiLauncher):
     def rendezvous(self) -> OverMpi:
         # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. If it is MPICH's, MPI_Init aborts.
         if "I_MPI_MPIRUN" in self._variables:
-            raise UserError(
-                "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "
-                f"activate the environment, or: export PATH={sys.prefix}/bin:$PATH"
-            )
+            why = "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH"
+            raise UserError(f"{why}; activate the environment, or: export PATH={sys.prefix}/bin:$PATH")
         return OverMpi()
 
     @property

@@ -30,10 +30,8 @@ def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpiru
             return found
         seen.append(f"{program} is {found.mpi.option if found else 'of an unknown MPI'}")
     wanted = "an MPI" if option == "auto" else f"--mpi {option}"
-    raise UserError(
-        f"no mpirun of {wanted} was found ({'; '.join(seen) or 'there is none at all'}); pip install 'cpudist[ccl]' "
-        "brings MPICH's, 'cpudist[impi]' Intel's, Debian's are mpich and openmpi-bin; or put its folder on PATH"
-    )
+    remedy = "pip install 'cpudist[ccl]' for MPICH's, 'cpudist[impi]' for Intel's, or put its folder on PATH"
+    raise UserError(f"no mpirun of {wanted} was found ({'; '.join(seen) or 'there is none at all'}); {remedy}")
 
 
 def identify(program: Path) -> Mpirun | None:

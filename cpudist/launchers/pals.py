@@ -49,9 +49,8 @@ class Pals(MpiLauncher):
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
         most = max(options.slots, default=0)
         if options.hostfile is None or any(slots != most for slots in options.slots[:-1]):
-            raise UserError(
-                "PALS starts ranks on hosts of a file, as many on each: give --hostfile $PBS_NODEFILE and --ppn N"
-            )
+            remedy = "give --hostfile $PBS_NODEFILE and --ppn N"
+            raise UserError(f"PALS starts ranks on hosts of a file, as many on each; {remedy}")
         words = [str(program), "--cpu-bind", "none", "--line-buffer", *["--label"] * options.all_output]
         words += [cls.hostfile_option, options.hostfile, "--env", f"PMI_SIZE={options.count}", "--ppn", str(most)]
         return [*words, "-n", str(options.count), *options.program]
@@ -64,7 +63,5 @@ class Pals(MpiLauncher):
         try:
             return len(set(Path(self._variables["PBS_NODEFILE"]).read_text().split()))
         except (KeyError, OSError):
-            raise UserError(
-                "PALS does not give the number of ranks, and PBS_NODEFILE cannot be read: "
-                "give mpiexec --env PMI_SIZE=N with the N of -n"
-            ) from None
+            remedy = "give mpiexec --env PMI_SIZE=N with the N of -n"
+            raise UserError(f"PALS gives no number of ranks, and PBS_NODEFILE cannot be read; {remedy}") from None

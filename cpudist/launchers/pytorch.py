@@ -37,10 +37,8 @@ class Env(Launcher):
         missing = [name for name in _REQUIRED if not self._variables.get(name)]
         if missing:
             given = "RANK" if self._variables.get("RANK") else "WORLD_SIZE"
-            raise UserError(
-                f"{given} is set but {' and '.join(missing)} is not: set {', '.join(_REQUIRED[:-1])} and"
-                f" {_REQUIRED[-1]}, or unset {given} to run alone"
-            )
+            remedy = f"set {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}, or unset {given} to run alone"
+            raise UserError(f"{given} is set but {' and '.join(missing)} is not; {remedy}")
 
 
 class Torchrun(Env):
@@ -97,23 +95,18 @@ class PyTorchJobPod(Env):
 
     def placement(self) -> Placement:
         if "PET_NNODES" in self._variables and not self._variables.get("RANK"):  # a TrainJob, or an elastic PyTorchJob
-            raise UserError(
-                "this pod sets PET_NNODES and other variables for torchrun, but no RANK: start it with torchrun"
-            )
+            why = "this pod sets PET_NNODES and other variables for torchrun, but no RANK"
+            raise UserError(f"{why}; start it with torchrun")
         if "LOCAL_RANK" in self._variables:  # a script has set RANK to the number of a process
             return super().placement()
         self._require_all()
         if any(mpi.detect(self._variables) for mpi in MPIS):
-            raise UserError(
-                "mpirun runs in a pod of this PyTorchJob, whose RANK is that of the pod: start the processes in the pod"
-                " with torchrun, or make the job an MPIJob"
-            )
+            why = "mpirun runs in a pod of this PyTorchJob, whose RANK is that of the pod"
+            raise UserError(f"{why}; start the processes in the pod with torchrun, or make the job an MPIJob")
         # With "auto", "cpu" and the like WORLD_SIZE is the number of pods.
         processes = self._variables.get("PET_NPROC_PER_NODE", "")
         if processes.isdigit() and int(processes) > 1:
-            raise UserError(
-                f"this PyTorchJob has nprocPerNode {processes}, and its RANK is that of a pod: start the processes"
-                " in the pod with torchrun, or set nprocPerNode to 1"
-            )
+            why = f"this PyTorchJob has nprocPerNode {processes}, and its RANK is that of a pod"
+            raise UserError(f"{why}; start the processes in the pod with torchrun, or set nprocPerNode to 1")
         rank, size = self.integer("RANK"), self.integer("WORLD_SIZE")
         return Placement(rank, size, local_rank=0, local_size=1, node_rank=rank, node_count=size)

@@ -80,9 +80,8 @@ class Nodes:
         try:
             found = self._store.get([_FAILED.format(attempt)])
         except StoreLost:
-            return Failure(
-                "node 0", "cannot be reached any more: its cell has ended, or its host or the link is down", now
-            )
+            why = "cannot be reached any more: its cell has ended, or its host or the link is down"
+            return Failure("node 0", why, now)
         return Failure.from_json(found[0].decode()) if found else None
 
     def leave(self, failed: bool) -> None:
@@ -108,10 +107,8 @@ class Nodes:
                     return True
                 if not store.check([_LEFT.format(node)]):  # if it has left, it was this notebook's last launch
                     store.close()
-                    raise UserError(
-                        f"a cell with node_rank={node} has joined the job at {self._where()} already; give each node a"
-                        " number of its own, or another use_port if that is another job"
-                    )
+                    why = f"a cell with node_rank={node} has joined the job at {self._where()} already"
+                    raise UserError(f"{why}; give each node its own number, or use_port if that is another job")
             store.close()
             return False
 
@@ -137,20 +134,15 @@ class Nodes:
                 has = f"has {name}={asked} in its cell, and node 0 {first}"
                 self.report(0, Failure(f"node {settings.node_rank}", has, time.monotonic(), mistake=True))
                 self.leave(failed=False)
-                raise UserError(
-                    f"{name}={asked} in this node's cell, but {first} in node 0's; run the same call in all of"
-                    " them, except for node_rank"
-                )
+                remedy = "run the same call in all of them, except for node_rank"
+                raise UserError(f"{name}={asked} in this node's cell, but {first} in node 0's; {remedy}")
 
     def _where(self) -> str:
         return f"{self._settings.master_addr}:{self._port}"
 
     def _unreachable(self, why: str) -> str:
+        address, limit = self._settings.master_addr, self._settings.options.limit
         if self._settings.node_rank == 0:
-            return (
-                f"master_addr={self._settings.master_addr!r} does not lead to this node, {socket.gethostname()}: {why}"
-            )
-        return (
-            f"no cell with node_rank=0 was found at {self._where()} within {self._settings.options.limit:g} s; run it"
-            f" there, and look for a firewall: {why}"
-        )
+            return f"master_addr={address!r} does not lead to this node, {socket.gethostname()}: {why}"
+        remedy = f"run it there, and look for a firewall: {why}"
+        return f"no cell with node_rank=0 was found at {self._where()} within {limit:g} s; {remedy}"

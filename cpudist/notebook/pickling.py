@@ -103,10 +103,8 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseExcep
     reason = _refusal(value) or str(error)
     used_by = f", which {user} uses," if user else ""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    return (
-        f"{name} (of type {kind}){used_by} cannot be serialised for the ranks: {reason}; make it inside the"
-        " function, or pass what it can be made from"
-    )
+    remedy = "make it inside the function, or pass what it can be made from"
+    return f"{name} (of type {kind}){used_by} cannot be serialised for the ranks: {reason}; {remedy}"
 
 
 def _refusal(value: Any) -> str | None:

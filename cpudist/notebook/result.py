@@ -131,11 +131,9 @@ class ResultChannel:
         try:
             data = cloudpickle.dumps(content)
         except Exception as error:  # noqa: BLE001 - objects raise what they like
-            kind = type(getattr(content, "value", None)).__name__
-            raise UserError(
-                f"the function's result, of type {kind}, cannot be serialised for the notebook:"
-                f" {one_line(str(error))}; return numbers, tensors or the like, or save it to a file"
-            ) from None
+            kind, reason = type(getattr(content, "value", None)).__name__, one_line(str(error))
+            why = f"the function's result, of type {kind}, cannot be serialised for the notebook: {reason}"
+            raise UserError(f"{why}; return numbers, tensors or the like, or save it to a file") from None
         with open(f"/proc/self/fd/{self.descriptor}", "ab") as file:
             file.write(data)
 

@@ -104,16 +104,12 @@ def _check_here() -> None:
     """Raise a UserError if this process already runs in a job."""
     job = sys.modules.get("cpudist.job")  # an import takes seconds; if nobody has imported it, there is no job
     if job is not None and job.current() is not None:
-        raise UserError(
-            "a job runs in this process already, whose settings the ranks would take over; call cpudist.shutdown()"
-            " before notebook_launcher, and cpudist.init() inside the function"
-        )
+        remedy = "call cpudist.shutdown() before notebook_launcher, and cpudist.init() inside the function"
+        raise UserError(f"a job runs in this process already, whose settings the ranks would take over; {remedy}")
     launcher = launchers.detect()
     if launcher.placement().size > 1:
-        raise UserError(
-            f"this process is a rank of {launcher.name} already, and notebook_launcher would start ranks in each of"
-            " them; call the function itself here, or start this program once, without a launcher"
-        )
+        why = f"this process is a rank of {launcher.name} already, and notebook_launcher would start ranks in each"
+        raise UserError(f"{why}; call the function itself here, or start this program once, without a launcher")
 
 
 def _compared(
@@ -154,10 +150,8 @@ def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]
             raise UserError("use_port and master_port are two names of one port; give one of them")
         named, port = "master_port", given["master_port"]
     if nodes > 1 and not address:
-        raise UserError(
-            f"num_nodes={nodes} needs master_addr, the name or address of the node whose cell has node_rank=0;"
-            " give the same one in every node's cell"
-        )
+        why = f"num_nodes={nodes} needs master_addr, the name or address of the node whose cell has node_rank=0"
+        raise UserError(f"{why}; give the same one in every node's cell")
     if nodes == 1:
         return "127.0.0.1", 0 if port is None else _as_port(port, named)
     if not isinstance(address, str):
@@ -181,10 +175,8 @@ def _template(text: Any) -> string.Template | None:
         template = string.Template(text)
         template.substitute(role_name="", local_rank=0, rank=0)
     except (TypeError, ValueError, KeyError):
-        raise UserError(
-            f"log_line_prefix_template={_shown(text)} is not understood; write for example '[rank ${{rank}}]: ';"
-            " there are ${role_name}, ${local_rank} and ${rank}"
-        ) from None
+        why = f"log_line_prefix_template={_shown(text)} is not understood; write for example '[rank ${{rank}}]: '"
+        raise UserError(f"{why}; there are ${{role_name}}, ${{local_rank}} and ${{rank}}") from None
     return template
 
 

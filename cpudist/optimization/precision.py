@@ -39,10 +39,8 @@ def check(dtype: torch.dtype) -> None:
         raise UserError(f"float16 is not for the backend {backend}; use bfloat16 (--bf16) or float32")
     # oneDNN has kernels for AVX512_FP16 and AMX-FP16 only.
     if dtype is torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        raise UserError(
-            "this CPU has no float16 arithmetic (AVX512_FP16 or AMX-FP16), and emulating it is slow; "
-            "use bfloat16 (--bf16) or float32"
-        )
+        why = "this CPU has no float16 arithmetic (AVX512_FP16 or AMX-FP16), and emulating it is slow"
+        raise UserError(f"{why}; use bfloat16 (--bf16) or float32")
 
 
 def fitting(dtype: torch.dtype) -> torch.dtype:

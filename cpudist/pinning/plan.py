@@ -67,9 +67,8 @@ def make_plan(machine: Machine, options: PlanOptions) -> Plan:
     """Place ranks on the CPUs of `machine` that may be used."""
     allowed = machine.usable
     if not allowed.cores:
-        raise UserError(
-            "no CPU may be used: the affinity mask and the cgroup's cpuset have no online CPU in common; change one"
-        )
+        why = "no CPU may be used: the affinity mask and the cgroup's cpuset have no online CPU in common"
+        raise UserError(f"{why}; change one")
     least = options.ranks if isinstance(options.ranks, int) else 1
     if least < 1:
         raise UserError(f"a node needs at least one rank, not {least}: give --ppn 1 or more")
@@ -176,38 +175,29 @@ def _core_warnings(machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[
     """Yield warnings about the number of cores, each in one line with its remedy."""
     allowed, quota = machine.usable, machine.limits.quota
     if len(ranks) > len(cores):
-        yield (
-            f"over-subscribed: {len(ranks)} ranks share {number_of(len(cores), 'core')}, which slows all of them;"
-            f" start at most {len(cores)} here"
-        )
+        why = f"over-subscribed: {len(ranks)} ranks share {number_of(len(cores), 'core')}, which slows all of them"
+        yield f"{why}; start at most {len(cores)} here"
     if quota is not None and len(ranks) > quota:
-        yield (
-            f"over-subscribed: {len(ranks)} ranks share a CPU quota of {quota:g} and are stopped in turn; raise it or"
-            " start fewer"
-        )
+        why = f"over-subscribed: {len(ranks)} ranks share a CPU quota of {quota:g} and are stopped in turn"
+        yield f"{why}; raise it or start fewer"
     if len(cores) < len(allowed.cores):
         limits = " and ".join(machine.limits.origins)
-        yield (
-            f"{len(cores)} of {number_of(len(allowed.cores), 'core')} may be used at a time, because of {limits}: this"
-            " limits the number of threads, but they are not pinned, since others may use the same cores; ask for whole"
-            " cores (a cpuset) to be pinned"
-        )
+        why = f"{len(cores)} of {number_of(len(allowed.cores), 'core')} may be used at a time, because of {limits}"
+        effect = "this limits the number of threads, but they are not pinned, since others may use the same cores"
+        yield f"{why}: {effect}; ask for whole cores (a cpuset) to be pinned"
 
 
 def _rank_warnings(ranks: Sequence[RankPlan], options: PlanOptions) -> Iterator[str]:
     """Yield warnings about the CPUs of single ranks, each in one line with its remedy."""
     if isinstance(options.ranks, int) and (wide := next((rank for rank in ranks if len(rank.numa_nodes) > 1), None)):
-        yield (
-            f"rank {wide.rank} spans the NUMA nodes {format_list(wide.numa_nodes)}, where memory is far from some"
-            " cores; --ppn numa starts one rank for each node"
-        )
+        nodes = format_list(wide.numa_nodes)
+        why = f"rank {wide.rank} spans the NUMA nodes {nodes}, where memory is far from some cores"
+        yield f"{why}; --ppn numa starts one rank for each node"
     sizes = sorted(len(rank.cpus) for rank in ranks)
     if sizes[-1] - sizes[0] > 1:
         yield f"ranks compute on {sizes[0]} to {sizes[-1]} CPUs and all wait for the slowest; try another --ppn"
     if options.omp_threads:
         yield f"{options.threads_variable}={options.omp_threads} is set and stays"
         if (fewest := sizes[0]) < options.omp_threads:
-            yield (
-                f"over-subscribed: {options.omp_threads} threads share {number_of(fewest, 'CPU')} of a rank; set"
-                f" {options.threads_variable} to {fewest}"
-            )
+            why = f"over-subscribed: {options.omp_threads} threads share {number_of(fewest, 'CPU')} of a rank"
+            yield f"{why}; set {options.threads_variable} to {fewest}"

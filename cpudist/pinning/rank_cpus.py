@@ -90,11 +90,9 @@ def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, o
         return Pinning(RankPlan(rank, cpus, threads, numa_nodes=share.numa_nodes), bound=False)
     hint = _over_subscribed(plan)
     if 2 * own * ranks <= node_cores:
-        hint = (
-            f"the launcher has pinned each rank to few cores (rank {rank} to the CPUs"
-            f" {format_list(machine.usable.cpus)}) and leaves most of {node_cores} idle; tell it not to bind"
-            " (Open MPI: --bind-to none), and cpudist divides them"
-        )
+        where = f"rank {rank} to the CPUs {format_list(machine.usable.cpus)}"
+        why = f"the launcher has pinned each rank to few cores ({where}) and leaves most of {node_cores} idle"
+        hint = f"{why}; tell it not to bind (Open MPI: --bind-to none), and cpudist divides them"
     return Pinning(share, plan.pinned, hint)
 
 

@@ -144,10 +144,9 @@ def _connect_by_agent(
             raise cast("Exception", result)
         return replace(result, host=address.host, port=address.port)
     except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"rank {placement.rank} cannot reach the others at {address.host}:{address.port} (MASTER_ADDR,"
-            f" MASTER_PORT): {first_line(error)}; look at rank 0's output and at the firewall"
-        ) from None
+        where = f"{address.host}:{address.port} (MASTER_ADDR, MASTER_PORT)"
+        why = f"rank {placement.rank} cannot reach the others at {where}: {first_line(error)}"
+        raise UserError(f"{why}; look at rank 0's output and at the firewall") from None
 
 
 def _connect_in(where: AtAddress | InStore, job: str, placement: Placement, timeout: float) -> Rendezvous:
@@ -188,10 +187,8 @@ def _arrive(joined: Rendezvous, placement: Placement) -> None:
     """Register this rank in the store; a rank that is registered already is a `UserError`: it is another job's."""
     if joined.store.add(f"arrived/{placement.rank}", 1) != 1:
         cast("JobStore", joined.store).close()
-        raise UserError(
-            f"rank {placement.rank} is in the job at {joined.host}:{joined.port} already: another job uses this port,"
-            " or only this rank was started again; choose another MASTER_PORT, or start all ranks again"
-        )
+        why = f"rank {placement.rank} is in the job at {joined.host}:{joined.port} already"
+        raise UserError(f"{why}; choose another MASTER_PORT if that is another job, or start all ranks again")
 
 
 def _serve(

@@ -64,14 +64,11 @@ class StoreGroup:
             with announced(late, self.timeout):
                 missing, values = exchange(key, meanwhile)
         except RuntimeError as error:  # such as torch's DistError
-            raise StartupTimeout(
-                f"{what}: lost the store of rank 0: {first_line(error)}; look at rank 0's output"
-            ) from None
+            remedy = "look at rank 0's output"
+            raise StartupTimeout(f"{what}: lost the store of rank 0: {first_line(error)}; {remedy}") from None
         if missing:
-            raise StartupTimeout(
-                f"{what}: after {self.timeout:g} s still waiting for {_names(missing, self.members)} of {self.size}; "
-                f"look at their output, or give more time with {option('timeout')}"
-            )
+            why = f"{what}: after {self.timeout:g} s still waiting for {_names(missing, self.members)} of {self.size}"
+            raise StartupTimeout(f"{why}; look at their output, or give more time with {option('timeout')}")
         return values
 
     def _collect(self, key: str, meanwhile: Callable[[], object] | None) -> tuple[list[int], list[str]]:

@@ -20,20 +20,16 @@ from cpudist.waiting import bounded
 def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     """Initialise MPI once in a process, and return ``MPI.COMM_WORLD``, or raise `UserError`."""
     if rank_or_child.started_by_rank():
-        raise UserError(
-            "a rank of the job has started this process, and it cannot be that rank too; start it with the launcher "
-            "(from a wrapper by os.execvp), or call torch.distributed.init_process_group with an init_method, its rank "
-            "and the number of processes"
-        )
+        why = "a rank of the job has started this process, and it cannot be that rank too"
+        remedy = "start it with the launcher, or by os.execvp, or give init_process_group its rank and an init_method"
+        raise UserError(f"{why}; {remedy}")
     mpi = initialise(timeout, rendezvous.library, announces=placement.rank == 0)
     world = mpi.COMM_WORLD
     if (world.size, world.rank) != (placement.size, placement.rank):
+        asked, found = (f"rank {one.rank} of {one.size}" for one in (placement, world))
         version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
-        raise UserError(
-            f"the launcher says rank {placement.rank} of {placement.size}, but MPI says rank {world.rank} of "
-            f"{world.size}: {version} is not the launcher's MPI library; use that library's own mpirun, or set "
-            "MPI4PY_LIBMPI to the launcher's libmpi.so"
-        )
+        why = f"the launcher says {asked}, but MPI says {found}: {version} is not the launcher's MPI library"
+        raise UserError(f"{why}; use that library's own mpirun, or set MPI4PY_LIBMPI to the launcher's libmpi.so")
     return world
 
 
@@ -56,11 +52,9 @@ def initialise(timeout: float, library: str | None, announces: bool = False) -> 
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"an MPI launcher started this process, but mpi4py finds no MPI library: {first_line(error)}; "
-            "install MPICH: pip install 'cpudist[ccl]', or set MPI4PY_LIBMPI to the launcher's libmpi.so "
-            "(Debian's MPICH: cpudist docs launch)"
-        ) from None
+        why = f"an MPI launcher started this process, but mpi4py finds no MPI library: {first_line(error)}"
+        remedy = "pip install 'cpudist[ccl]', or set MPI4PY_LIBMPI to the launcher's libmpi.so (cpudist docs launch)"
+        raise UserError(f"{why}; {remedy}") from None
     if not MPI.Is_initialized():
         provided = ctypes.c_int()
         with bounded("MPI_Init", timeout, announces):

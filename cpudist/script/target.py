@@ -34,9 +34,8 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
         _set_first_path(os.getcwd())
         if _is_runnable(name):
             return partial(_run_module, name, args)
-        raise UserError(
-            f"there is no module {name} to run; install its package, or start from the folder that it lies in"
-        )
+        remedy = "install its package, or start from the folder that it lies in"
+        raise UserError(f"there is no module {name} to run; {remedy}")
     if os.path.isdir(name):
         raise UserError(f"{name} is a folder; give a script in it, or -m and a package's name")
     folders = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"  # ssh may set another PATH

@@ -216,10 +216,8 @@ def _unreachable(address: Address, errors: Sequence[Exception]) -> str:
         remedy = "add the name to the name server or to /etc/hosts, or set MASTER_ADDR to an address of rank 0's host"
     else:
         remedy = "is there a firewall between the nodes?"
-    return (
-        f"rank 0 cannot be reached from {socket.gethostname()} at port {address.port} of {', '.join(address.hosts)}"
-        f" ({getattr(error, 'strerror', None) or first_line(error)}); {remedy}"
-    )
+    where = f"from {socket.gethostname()} at port {address.port} of {', '.join(address.hosts)}"
+    return f"rank 0 cannot be reached {where} ({getattr(error, 'strerror', None) or first_line(error)}); {remedy}"
 
 
 def _connected(host: str, address: Address, timeout: float) -> socket.socket:

@@ -49,10 +49,8 @@ class StoreProcess:
         if not answer.isdigit():
             self.close()
             where = f"port {port} of {', '.join(addresses) or 'this host'}"
-            raise UserError(
-                f"rank 0 cannot serve the job's store at {where}: {answer.removeprefix('error ')}; "
-                "choose another port (MASTER_PORT), or wait until the job that uses it has ended"
-            )
+            why = f"rank 0 cannot serve the job's store at {where}: {answer.removeprefix('error ')}"
+            raise UserError(f"{why}; choose another port (MASTER_PORT), or wait until the job that uses it has ended")
         self.port = int(answer)
 
     def _answer(self) -> str:
@@ -62,10 +60,8 @@ class StoreProcess:
             answered = bool(selector.select(_START_SECONDS))
         answer = self._stdout.readline().strip() if answered else ""
         if not answer:
-            raise UserError(
-                f"rank 0 cannot start the job's store{'' if answered else f' within {_START_SECONDS:g} s'};"
-                f" to see why, run: {shlex.join(_COMMAND)} </dev/null"
-            )
+            why = f"rank 0 cannot start the job's store{'' if answered else f' within {_START_SECONDS:g} s'}"
+            raise UserError(f"{why}; to see why, run: {shlex.join(_COMMAND)} </dev/null")
         return answer
 
     def close_in_child(self) -> None:

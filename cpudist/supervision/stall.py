@@ -115,10 +115,8 @@ class Stall:
         _arm(2 * self._show_seconds)  # ends the rank if the code below does not
         self._reports = store is None or store.add(CLAIMS, 1) == 1
         if self._reports:
-            say(
-                f"no step, collective or batch for {self._quiet:g} s on any rank (the limit is {self.seconds:g} s): "
-                "all ranks write their stacks, and the job ends"
-            )
+            why = f"no step, collective or batch for {self._quiet:g} s on any rank (the limit is {self.seconds:g} s)"
+            say(f"{why}: all ranks write their stacks, and the job ends")
         self.show()
         if store is None:
             if self.world.rank == 0:

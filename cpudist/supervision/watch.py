@@ -182,9 +182,8 @@ class Watch:
                 return
             waiting = self._unfinished(number * self._timeout())
             if number == _RANK_0_TIMEOUTS:
-                raise RanksMissing(
-                    f"{waiting or 'rank 0 does not end the job'}; give more time with {option('timeout')}"
-                )
+                remedy = f"give more time with {option('timeout')}"
+                raise RanksMissing(f"{waiting or 'rank 0 does not end the job'}; {remedy}")
             if self.world.rank == 1:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
@@ -208,10 +207,8 @@ class Watch:
     def _end_without_store(self) -> NoReturn:
         self._ending.acquire()  # never released, so that only one thread continues
         if self.world.local_rank == 0:
-            say(
-                f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "
-                "down or cut off, or the job was killed there; ending"
-            )
+            why = "that host is down or cut off, or the job was killed there"
+            say(f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: {why}; ending")
             if self.waiting_agent is not None and self.world.node_rank > 0:
                 end_launcher_after(LAUNCHER_SECONDS, self.waiting_agent)
         abort(1)

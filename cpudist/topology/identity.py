@@ -48,10 +48,8 @@ def addresses(interface: str | None = None) -> list[str]:
         if not entry.address.startswith("fe80")
     ]
     if interface is not None and not outward:
-        raise UserError(
-            f"{socket.gethostname()} has no network interface {interface} that is up and has an address; "
-            f"give {option('interface')} one of {', '.join(sorted(up))}"
-        )
+        why = f"{socket.gethostname()} has no network interface {interface} that is up and has an address"
+        raise UserError(f"{why}; give {option('interface')} one of {', '.join(sorted(up))}")
     return outward or ["127.0.0.1"]
 
 

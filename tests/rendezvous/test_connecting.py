@@ -135,7 +135,7 @@ def test_another_jobs_rank_is_not_taken_for_ours() -> None:
     first = connect(address, Placement(0, 2), "0", timeout=5, interface="lo")
     assert connecting._server_at(address, "lo").port == address.port, "the one that has started"
     connect(address, Placement(1, 2), "0", timeout=5)
-    with pytest.raises(UserError, match=r"rank 1 is in the job at .* already: another job uses this port"):
+    with pytest.raises(UserError, match=r"rank 1 is in the job at .* already; choose another MASTER_PORT"):
         connect(address, Placement(1, 2), "0", timeout=5)
     first.close()
 

@@ -40,9 +40,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         StartupTimeout: ranks of the group are missing after the timeout; the message names them.
     """
     if type(backend_options) not in (type(None), Backend.Options, WireOptions):
-        raise UserError(
-            f"the ccl backend takes no pg_options of type {type(backend_options).__name__}; leave pg_options out"
-        )
+        raise UserError(f"ccl takes no pg_options of type {type(backend_options).__name__}; leave pg_options out")
     module = extension.load()
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
@@ -75,10 +73,8 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     nodes = [numbers[member["node"]] for member in members]
     counts = Counter(nodes).values()
     if whole_job and shared_memory and rank == 0 and min(counts) < max(counts):
-        say(
-            f"warning: large sums go without shared memory, since hosts have {min(counts)} to {max(counts)} ranks;"
-            " start as many on each of them"
-        )
+        why = f"warning: large sums go without shared memory, since hosts have {min(counts)} to {max(counts)} ranks"
+        say(f"{why}; start as many on each of them")
     if mpi:
         # Shared memory alone carries the messages inside a machine that no mpirun has started.
         if len(numbers) > 1 or not shared_memory or extension.mpi_world():

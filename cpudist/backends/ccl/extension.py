@@ -132,9 +132,8 @@ def _initialised_mpi() -> str:
             ctypes.CDLL(name, mode=os.RTLD_NOLOAD).MPI_Initialized(ctypes.byref(started))
         if started.value:
             return name
-    raise UserError(
-        f"the launcher's MPI has an ABI that is not known; use one whose library is {', '.join(_MPI_LIBRARIES)}"
-    )
+    remedy = f"use one whose library is {', '.join(_MPI_LIBRARIES)}"
+    raise UserError(f"the launcher's MPI has an ABI that is not known; {remedy}")
 
 
 def apply_settings() -> Transport:

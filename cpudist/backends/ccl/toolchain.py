@@ -44,10 +44,8 @@ def _find(name: str, extras: str, *files: str) -> Path | None:
     prefix = Path(str(package.locate_file(own))).resolve().parents[files[0].count("/")] if own else Path(sys.prefix)
     for needed in files:
         if not (prefix / needed).exists():
-            raise UserError(
-                f"{name} {package.version} at {prefix} lacks {needed}; "
-                f"reinstall it: pip install --force-reinstall 'cpudist[{extras}]'"
-            )
+            remedy = f"reinstall it: pip install --force-reinstall 'cpudist[{extras}]'"
+            raise UserError(f"{name} {package.version} at {prefix} lacks {needed}; {remedy}")
     return prefix
 
 

@@ -59,9 +59,8 @@ def parse(text: str) -> dict[str, int]:
     for part in text.replace(" ", "").split(","):
         found = _AXIS.fullmatch(part)
         if found is None:
-            raise UserError(
-                f"--mesh {text}: {part!r} is no axis; write name=devices, e.g. data=2,model=2, or -1 for the rest"
-            )
+            remedy = "write name=devices, e.g. data=2,model=2, or -1 for the rest"
+            raise UserError(f"--mesh {text}: {part!r} is no axis; {remedy}")
         if found[1] in axes:
             raise UserError(f"--mesh {text} names an axis twice; give each axis a name of its own")
         axes[found[1]] = int(found[2])
@@ -80,10 +79,9 @@ def fit(axes: Mapping[str, int], devices: int) -> dict[str, int]:
     given = math.prod(size for size in axes.values() if size != -1)
     fitted = {name: devices // given if size == -1 else size for name, size in axes.items()}
     if places(fitted) != devices:
-        raise UserError(
-            f"--mesh {text_of(axes)} needs {'a multiple of ' if places(axes) is None else ''}{given} devices, "
-            f"and there are {devices}; on the CPU CPU_NUM_DEVICES says how many"
-        )
+        many = "a multiple of " if places(axes) is None else ""
+        why = f"--mesh {text_of(axes)} needs {many}{given} devices, and there are {devices}"
+        raise UserError(f"{why}; on the CPU CPU_NUM_DEVICES says how many")
     return fitted
 
 
@@ -99,10 +97,9 @@ def parts(entry: Entry, sizes: Mapping[str, int]) -> int:
 def spec_of_batch(shape: Sequence[int], entry: Entry, sizes: Mapping[str, int]) -> Spec:
     """Return the spec of a batch whose first axis `entry` divides evenly; otherwise raise `UserError`."""
     if shape[0] % parts(entry, sizes):
-        raise UserError(
-            f"a batch ({' x '.join(map(str, shape))}) does not divide evenly by {', '.join(entry)} on the "
-            f"mesh {text_of(sizes)}: {shape[0]} into {parts(entry, sizes)} parts; take another batch size or mesh"
-        )
+        batch, number = " x ".join(map(str, shape)), parts(entry, sizes)
+        why = f"a batch ({batch}) does not divide evenly by {', '.join(entry)} on the mesh {text_of(sizes)}"
+        raise UserError(f"{why}: {shape[0]} into {number} parts; take another batch size or mesh")
     return (entry, *[()] * (len(shape) - 1))
 
 

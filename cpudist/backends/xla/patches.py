@@ -68,21 +68,14 @@ def _spawn(
     """
     world, count = program.world, runtime.addressable_runtime_device_count()
     if program.sharding is not None:
-        raise UserError(
-            "torch_xla.launch and xmp.spawn start a rank for each device, and --mesh makes one program of all; "
-            "call the function itself, or leave --mesh out"
-        )
+        why = "torch_xla.launch and xmp.spawn start a rank for each device, and --mesh makes one program of all"
+        raise UserError(f"{why}; call the function itself, or leave --mesh out")
     if nprocs not in (None, world.size):
-        raise UserError(
-            f"the script asks torch_xla for {nprocs} processes (nprocs), and {world.launcher} has started "
-            f"{world.size}; start that many ranks, or leave nprocs out"
-        )
+        why = f"the script asks torch_xla for nprocs={nprocs} processes, and {world.launcher} has started {world.size}"
+        raise UserError(f"{why}; start that many ranks, or leave nprocs out")
     if count > 1 and nprocs is None:
-        raise UserError(
-            f"torch_xla.launch and xmp.spawn are to use each device, and this one process has {count}: start {count} "
-            f"ranks (mpirun -n {count}, torchrun --nproc-per-node={count}) with one device each, or write the script "
-            "for --mesh"
-        )
+        why = f"torch_xla.launch and xmp.spawn are to use each device, and this one process has {count}"
+        raise UserError(f"{why}; start {count} ranks with one device each, or write the script for --mesh")
     fn(world.rank, *args)
 
 
@@ -140,9 +133,8 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
     """Replace `xm.all_reduce`: reduce over all ranks of the job, one tensor into a new tensor, several in place."""
     if groups or reduce_type not in _OPERATIONS:
         what = f"the reduction {reduce_type!r}" if reduce_type not in _OPERATIONS else "groups"
-        raise UserError(
-            f"xm.all_reduce: several CPU processes reduce through the host, which does not do {what}; leave that out"
-        )
+        why = f"xm.all_reduce: several CPU processes reduce through the host, which does not do {what}"
+        raise UserError(f"{why}; leave that out")
     if dist.get_world_size() == 1:  # one process that uses one of several devices
         return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     tensors = [inputs.clone()] if isinstance(inputs, torch.Tensor) else list(inputs)
@@ -184,10 +176,8 @@ def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, 
 
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UserError(
-            f"{name} of PyTorch/XLA is not for several CPU processes, which meet through the host; "
-            "use torch.distributed's own, or one process with --mesh"
-        )
+        why = f"{name} of PyTorch/XLA is not for several CPU processes, which meet through the host"
+        raise UserError(f"{why}; use torch.distributed's own, or one process with --mesh")
 
     return refuse
 

@@ -80,9 +80,7 @@ def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
     if said and said not in KINDS:
         raise UserError(f"PJRT_DEVICE={variables['PJRT_DEVICE']} is not known here; set it to CPU, CUDA or TPU")
     if asked and said and asked != said:
-        raise UserError(
-            f"--device {asked} contradicts PJRT_DEVICE={variables['PJRT_DEVICE']}; leave one of the two out"
-        )
+        raise UserError(f"--device {asked} contradicts PJRT_DEVICE={variables['PJRT_DEVICE']}; leave one of them out")
     if asked or said:
         return Choice(asked or said, "--device says so" if asked else "PJRT_DEVICE says so")
     for kind, name in (("tpu", "TPU"), ("cuda", "GPU")):
@@ -103,10 +101,8 @@ def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> No
     if meshed and auto:
         raise UserError(f"{asked} lets the compiler choose how tensors lie; leave that, or --mesh, out")
     if not meshed and ranks > 1:
-        raise UserError(
-            f"{asked} makes one program over the devices of one runtime and works beside no other process group, and "
-            f"this job has {ranks} ranks, each with a device of its own; leave that out, or start one process"
-        )
+        why = f"{asked} makes one program over the devices of one runtime, and this job has {ranks} ranks"
+        raise UserError(f"{why}, each with a device of its own; leave that out, or start one process")
 
 
 def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> None:
@@ -128,9 +124,7 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
             changes.variable("CPU_NUM_DEVICES", str(count))
     wanted = choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), mesh_text is not None
     if _started_with not in (None, wanted):
-        raise UserError(
-            "PyTorch/XLA cannot change its devices or take a --mesh later in one process; start another one"
-        )
+        raise UserError("PyTorch/XLA cannot change devices or take a --mesh later in a process; start another one")
     _started_with = wanted
 
 

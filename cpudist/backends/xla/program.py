@@ -59,9 +59,8 @@ class Program:
             self._connect(options)
         except RuntimeError as error:  # raised by torch_xla if the device does not start
             reason = str(error).splitlines()[0].rpartition("Bad StatusOr access: ")[2][:80]
-            raise UserError(
-                f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; check that the device is there and free"
-            ) from error
+            remedy = "check that the device is there and free"
+            raise UserError(f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; {remedy}") from error
         apply(patches.PATCHES, self, changes)  # After `Sharding`, which needs the runtime's own use_spmd.
         self._compiled_before = _compiled()
 
@@ -98,10 +97,8 @@ class Program:
         kind = self._choice.kind.upper()
         say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
         if count > 1 and not runtime.is_spmd():
-            say(
-                f"warning: xla uses one of the {count} devices of each process, unless the script calls use_spmd(); "
-                "give --mesh data=-1 to use all"
-            )
+            why = f"warning: xla uses one of the {count} devices of each process, unless the script calls use_spmd()"
+            say(f"{why}; give --mesh data=-1 to use all")
 
     def details(self) -> dict[str, Any]:
         """Return fields for the run record; see `Backend.details`."""
@@ -146,16 +143,11 @@ def _join_runtime(world: World) -> None:
             next(dist.rendezvous("xla://"))
     connected = runtime.world_size(), runtime.process_count()
     if connected != (world.size, world.size):
-        raise UserError(
-            f"the runtime has connected {connected[0]} devices of {connected[1]} processes, and this job has "
-            f"{world.size} ranks ({world.launcher}); start one rank for each device, or one process with --mesh"
-        )
+        why = f"the runtime has connected {connected[0]} devices of {connected[1]} processes for {world.size} ranks"
+        raise UserError(f"{why} ({world.launcher}); start one rank for each device, or one process with --mesh")
     if runtime.global_ordinal() != world.rank:
-        raise UserError(
-            f"rank {world.rank} ({world.launcher}) has the device that the runtime numbers {runtime.global_ordinal()}, "
-            "and collectives go by that number; start the ranks in the order of the devices, as torchrun does, or one "
-            "process with --mesh"
-        )
+        why = f"rank {world.rank} ({world.launcher}) has the device that the runtime numbers {runtime.global_ordinal()}"
+        raise UserError(f"{why}; start the ranks in the order of the devices, as torchrun does, or use --mesh")
 
 
 def _compiled() -> tuple[int, float]:

@@ -30,10 +30,8 @@ class Sharding:
     def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
         axes = mesh.parse(options["mesh"])
         if world.size > 1:
-            raise UserError(
-                f"--mesh is one program over the devices of one process, and this job has {world.size}; start one, or "
-                "leave --mesh out"
-            )
+            why = f"--mesh is one program over the devices of one process, and this job has {world.size}"
+            raise UserError(f"{why}; start one, or leave --mesh out")
         _become_one_program()
         count = runtime.global_runtime_device_count()
         if count == 1 and mesh.places(axes) is None:
@@ -59,9 +57,8 @@ class Sharding:
     def mark_for_script(self, t: Any, mesh: Any, partition_spec: Any) -> Any:
         """Replace `mark_sharding` for scripts."""
         if t in self._placed:
-            raise UserError(
-                f"the script calls mark_sharding for {self._placed[t]}, which --mesh has placed; leave one of them out"
-            )
+            remedy = "leave one of them out"
+            raise UserError(f"the script calls mark_sharding for {self._placed[t]}, which --mesh has placed; {remedy}")
         return self._mark(t, mesh, partition_spec)
 
     def watch(self, model: torch.nn.Module) -> Any:

@@ -109,8 +109,8 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
 @pytest.mark.parametrize(
     ("ranks", "devices", "words", "says"),
     [
-        (2, "1", [RUNTIMES, "spawn"], "asks torch_xla for 3 processes (nprocs), and intel-mpi has started 2"),
-        (1, "4", [RUNTIMES, "own"], "one process has 4: start 4 ranks (mpirun -n 4, torchrun --nproc-per-node=4)"),
+        (2, "1", [RUNTIMES, "spawn"], "asks torch_xla for nprocs=3 processes, and intel-mpi has started 2"),
+        (1, "4", [RUNTIMES, "own"], "one process has 4; start 4 ranks with one device each"),
         (1, "4", ["--mesh", "data=4", RUNTIMES, "own"], "start a rank for each device, and --mesh makes one program"),
         (2, "", ["--mesh", "data=2", LOOP, "out"], "over the devices of one process, and this job has 2"),
         (1, "", ["--mesh", "data=3", LOOP, "out"], "a batch (32 x 64) does not divide evenly by data"),
@@ -145,7 +145,7 @@ def test_made_up_devices_in_one_process(name: str, says: str) -> None:
 def test_ranks_that_the_runtime_does_not_connect_are_refused() -> None:
     """Left to itself, the runtime makes a world of each CPU process."""
     result = run(torchrun(2, MADE_UP[1], "ranks"), timeout=BOUND)
-    apart = "refused: the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"
+    apart = "refused: the runtime has connected 1 devices of 1 processes for 2 ranks (torchrun)"
     assert result.stdout.count(apart) == 2, result.output
     assert result.stdout.count("(torchrun) has the device that the runtime numbers") == 2, result.output
 
