@@ -4,14 +4,13 @@ backends.
 
 import sys
 from collections.abc import Iterable, Sized
-from dataclasses import replace
 from numbers import Real
 from operator import index
 from typing import Any, Literal
 
 import torch
 
-from cpudist import backends, huggingface, launchers
+from cpudist import huggingface, launchers
 from cpudist.balance.sampler import SharesSampler
 from cpudist.console import show_lines_at_once
 from cpudist.errors import UserError
@@ -87,15 +86,13 @@ def init(
         >>> world.size
         2
     """
-    wanted, running = JobOptions.from_given(locals()), current()
+    wanted, running = JobOptions.from_given(locals(), backend_options=options), current()
     if running is not None:
-        applicable = backends.applicable(running.world.backend, options, running.world.rank == 0)
-        running.take(replace(wanted, backend_options=applicable))
+        running.take(wanted)
         return running.world
     launcher = launchers.detect()
     pinning = decide_in_place(launcher, torch.get_num_threads()) if pin else None
-    applicable = backends.applicable(backend, options, launcher.is_main_process)
-    started = enter(launcher, replace(wanted, backend_options=applicable), pinning)
+    started = enter(launcher, wanted, pinning)
     started.record.name_run(sys.argv[0])  # into CPUDIST_RUNS, if set: a library writes nothing unasked
     return started.world
 

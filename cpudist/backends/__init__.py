@@ -22,7 +22,6 @@ __all__ = [
     "Backend",
     "Devices",
     "Option",
-    "applicable",
     "choose",
     "get",
     "make",
@@ -99,25 +98,6 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
     backend = get(name)()
     backend.configure(**options or {})
     return backend
-
-
-def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) -> dict[str, Any]:
-    """Return the `options` of a program that have an effect on the backend; print the names of the others.
-
-    A program can thus set options of several backends. Options of no backend are kept, so that `make` raises.
-
-    Raises:
-        UserError: no backend has that name.
-    """
-    if not options:  # then do not import the other backends
-        return {}
-    cls = get(AUTO[0] if backend == "auto" else backend)
-    known = {option.name for plugin in plugins().values() for option in plugin.options}
-    own = {option.name for option in cls.options if not option.needs or options.get(option.needs)}
-    kept = {name: value for name, value in options.items() if name in own or name not in known}
-    if is_main_process and (without := [name for name in options.keys() - kept.keys() if options[name]]):
-        say(f"{', '.join(sorted(without))} has no effect on the backend {cls.name} as it is used here")
-    return kept
 
 
 def plugins() -> dict[str, type[Backend]]:

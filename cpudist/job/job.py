@@ -167,6 +167,7 @@ class Job:
             if not self.owned_by_cli:
                 raise UserError(f"cpudist is already running on {self.world.backend}; call cpudist.shutdown() first")
             check_backend(self, options.backend, joins=False)
+        options = options.for_backend(self.world.backend, self.world.rank == 0)
         with_defaults(self.world.backend, self.backend.options, options.backend_options)  # checks them
         here = {"interface": self.record.network["interface"], "pin": self.pinning is not None}
         late = self.options.too_late(options, {**self.backend.configured, **here})
@@ -212,10 +213,9 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
         StartupTimeout: a rank did not arrive in time; the message names it.
     """
     global _changes, _context, _job
-    import torch.distributed as dist
-
+    options = options.for_backend(options.backend, launcher.is_main_process)
     _forget()  # undo the changes of an earlier job whose start failed
-    if dist.is_initialized():
+    if torch.distributed.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _changes = changes = Changes()
     pinning = pinning and _pinned(pinning, changes)

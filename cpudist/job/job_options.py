@@ -6,7 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from cpudist import backends
 from cpudist.backends.compression import check_scheme
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.waiting import check_timeout
 
@@ -72,6 +74,22 @@ class JobOptions:
         """Return the option `name` with its value as the user wrote it: "--compress int8", or "compress='int8'"."""
         value = getattr(self, name)
         return f"{self._name(name)} {value}" if self.from_flags else f"{name}={value!r}"
+
+    def for_backend(self, name: str, is_main_process: bool) -> Self:
+        """Return these options without those of other backends, which a program may set, too; name them in one line.
+
+        Flags stay, and so do options of no backend, which `Backend.configure` refuses.
+        """
+        given = self.backend_options
+        if self.from_flags or not given:  # then do not import the other backends
+            return self
+        backend = backends.get(backends.AUTO[0] if name == "auto" else name)
+        known = {option.name for plugin in backends.plugins().values() for option in plugin.options}
+        own = {option.name for option in backend.options if not option.needs or given.get(option.needs)}
+        kept = {name: value for name, value in given.items() if name in own or name not in known}
+        if is_main_process and (without := [name for name in given.keys() - kept.keys() if given[name]]):
+            say(f"{', '.join(sorted(without))} has no effect on the backend {backend.name} as it is used here")
+        return replace(self, backend_options=kept)
 
     def filled_from(self, later: Self) -> Self:
         """Return these options, with unset options of `_LATE` taken from a script's options `later`."""

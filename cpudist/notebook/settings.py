@@ -77,9 +77,9 @@ def checked(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -
         meet = f"nodes meet at {address}:{port}, within timeout" if nodes > 1 else "one node needs none"
         say(f"{', '.join(unused)}: for torchelastic, which is not used here; {meet}")
     backend = given["backend"]
-    applicable = backends.applicable(backend, given["options"], node_rank == 0)
     record = None if given["record"] is None else Path(given["record"])
-    job_options = JobOptions.from_given(given, backend_options=applicable, record=record)
+    job_options = JobOptions.from_given(given, backend_options=given["options"], record=record)
+    job_options = job_options.for_backend(backend, node_rank == 0)
     if backend != "auto" or job_options.backend_options:
         backends.make(backends.AUTO[0] if backend == "auto" else backend, job_options.backend_options)  # checks them
     if (precision := given["mixed_precision"]) not in ("no", "bf16", "fp16"):

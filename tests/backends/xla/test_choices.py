@@ -11,6 +11,7 @@ import pytest
 from cpudist import backends
 from cpudist.backends.xla import mesh, pjrt
 from cpudist.errors import UserError
+from cpudist.job.job_options import JobOptions
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, module: Any, **versions: str | None) -> None:
@@ -138,10 +139,12 @@ def test_options_of_xla_are_refused_elsewhere() -> None:
 def test_in_code_options_that_do_not_apply_have_no_effect(
     capsys: pytest.CaptureFixture[str], backend: str, options: dict[str, Any], kept: list[str], says: str
 ) -> None:
-    assert backends.applicable(backend, options, True) == {name: options[name] for name in kept}
+    given = JobOptions(backend_options=options)
+    assert given.for_backend(backend, True).backend_options == {name: options[name] for name in kept}
     said = capsys.readouterr().err
     assert (says in said) if says else not said
-    backends.applicable(backend, options, False)
+    given.for_backend(backend, False)
+    assert JobOptions(backend_options=options, from_flags=True).for_backend(backend, True).backend_options == options
     assert not capsys.readouterr().err
 
 
