@@ -99,7 +99,8 @@ def _filled_up(result: Any, kept: slice, width: int) -> Any:
 def _report(trainer: Any, batches: list[_Batch], step: float, skips: bool) -> None:
     """Report the share of padding, and the option that leaves it out with its gain in steps of `step` seconds.
 
-    If the operators leave most padding out of backward passes (`skips`), only forward passes gain.
+    Nothing is reported where the operators leave padding out themselves (`skips`, above a half of the tokens): the
+    measured gain of --trim_padding is then below `_LEAST_GAIN` (docs/performance.md).
     """
     args, remark = trainer.args, ""
     widths = [batch.kept if args.trim_padding else batch.width for batch in batches]
@@ -121,9 +122,8 @@ def _report(trainer: Any, batches: list[_Batch], step: float, skips: bool) -> No
     )
     share = 1 - sum(sum(batch.lengths) for batch in batches) / before
     seconds = statistics.median(batch.seconds for batch in batches)
-    each_batch = (1 if skips and share > 0.5 else _PASSES) * seconds
-    passes = min(args.gradient_accumulation_steps * each_batch / step, 1)
+    passes = min(args.gradient_accumulation_steps * _PASSES * seconds / step, 1)
     gain = 1 / (1 - passes * (1 - after / before))
-    if gain >= _LEAST_GAIN:
+    if gain >= _LEAST_GAIN and not (skips and share > 0.5):
         told = f"{option} would make steps about {gain:.1f} times as fast{remark}"
         say(f"{100 * share:.0f} % of the tokens are padding; {told}")

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, 
 
 from cpudist import job
 from cpudist.errors import UserError
+from cpudist.optimization import operators
 from cpudist.training.run_target import time_trainer
 
 pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("alone")]
@@ -70,6 +71,9 @@ def test_one_line_names_the_option_that_helps(
     assert option == "--trim_padding"
     _train(tmp_path, padded, trim_padding=True)
     assert "padding" not in capsys.readouterr().err
+    _train(tmp_path, padded, use_ipex=True)
+    leaves_out = operators.LINEAR in job.require().record.optimizations
+    assert ("of the tokens are padding" in capsys.readouterr().err) != leaves_out
     _train(tmp_path, _collate)
     assert said()[1] in ("--group_by_length", "--train_sampling_strategy group_by_length")
     _train(tmp_path, questions, BertForQuestionAnswering)
