@@ -37,7 +37,7 @@ _WINDOW_SECONDS = 86_400.0  # older failures are ignored
 def run_job(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
     """Run the job to its end, with restarts; return the exit status. Hosts that cannot be used are a `UserError`."""
     plan, restarts = HostPlan(options, mpirun.mpi), Restarts(options.max_restarts)
-    variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
+    variables = {**variables, **_own_variables(options), RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     placed = plan.start()
     least = len(placed) if options.min_nodes is None else options.min_nodes
     output_lost = False
@@ -72,21 +72,17 @@ def run_job(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str]
 
 def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
     """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it."""
-    placed = HostPlan(options, mpirun.mpi).spread()
+    placed, own = HostPlan(options, mpirun.mpi).spread(), _own_variables(options)
     file = None if options.hosts is None else "cpudist-hostfile"
-    command = mpirun.command(_mpirun_options(options, placed, file, {**variables, **_own_variables(options)}))
-    lines = []
-    if file is not None:
-        lines.append(f"cat > {file} <<'END'\n{write(placed, mpirun.mpi)}END")
-    words = [f"{name}={shlex.quote(value)}" for name, value in _own_variables(options).items()]
-    lines.append(" ".join([*words, shlex.join(command)]))
-    return "\n".join(lines)
+    command = shlex.join(mpirun.command(_mpirun_options(options, placed, file, {**variables, **own})))
+    line = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in own.items()), command])
+    return line if file is None else f"cat > {file} <<'END'\n{write(placed, mpirun.mpi)}END\n{line}"
 
 
 def _run_once(
     mpirun: Mpirun, options: LaunchOptions, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
 ) -> JobExit:
-    own = {**variables, **_own_variables(options), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
+    own = {**variables, JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
     slots = [host.slots or 1 for host in placed]
     if found := shares(placed):
         own[SHARES] = ",".join(str(share / n) for share, n in zip(found, slots, strict=True) for _ in range(n))
