@@ -39,9 +39,8 @@ _HEAD = ("hosts", "--compress", "step", "measured", "samples/s", "efficiency", "
 def add_options(parser: Parser) -> None:
     parser.add_argument("words", nargs="+", metavar="RUN", help="a folder or record, or -- SCRIPT.py [ARGS...]")
     parser.add_argument("--hosts", type=_counts, default=[2, 4, 8], metavar="N,N,…", help="how many (default: 2,4,8)")
-    parser.add_argument(
-        "--network", type=network_rate, metavar="RATE", help="such as 1gbit (default: that of cpudist test)"
-    )
+    rate = "such as 1gbit (default: that of cpudist test)"
+    parser.add_argument("--network", type=network_rate, metavar="RATE", help=rate)
     parser.add_argument("--hostfile", type=read, metavar="FILE", help="hosts with shares; the first is one of the run")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 

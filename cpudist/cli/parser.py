@@ -17,13 +17,9 @@ _MOST_RANKS = 10_000  # per node; a plan for more would take minutes
 
 
 class Parser(argparse.ArgumentParser):
-    """Raise a `UserError` for a mistake, so that only one line is shown.
+    """Raise a `UserError` for a mistake, so that only one line is shown."""
 
-    Attributes:
-        unknown_option_hint: remedy for an option that this command does not have; part of the error.
-    """
-
-    unknown_option_hint = ""
+    unknown_option_hint = ""  # remedy for an option that this command does not have; part of the error
 
     def __init__(self, **settings: Any) -> None:
         settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
@@ -50,9 +46,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def add_ranks_per_node(parser: argparse.ArgumentParser, dest: str, default: str) -> None:
     """Add `--ppn`; its help names the `default`, or numa where there is none."""
     text = f"ranks on a host: a number, or one per socket, NUMA node or L3 cache (default: {default}, otherwise numa)"
-    parser.add_argument(
-        "--ppn", "--nproc-per-node", dest=dest, type=_ranks_per_node, metavar="{N,socket,numa,l3}", help=text
-    )
+    kinds = "{N,socket,numa,l3}"
+    parser.add_argument("--ppn", "--nproc-per-node", dest=dest, type=_ranks_per_node, metavar=kinds, help=text)
 
 
 def own_values(options: argparse.Namespace) -> dict[str, Any]:
@@ -94,9 +89,7 @@ def _ranks_per_node(text: str) -> int | Part:
     if text in get_args(Part):
         return cast(Part, text)
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
-        raise argparse.ArgumentTypeError(
-            f"give a number of ranks from 1 to {_MOST_RANKS}, socket, numa or l3, not {text!r}"
-        )
+        raise argparse.ArgumentTypeError(f"give 1 to {_MOST_RANKS} ranks, socket, numa or l3, not {text!r}")
     return int(text)
 
 

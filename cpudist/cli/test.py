@@ -81,8 +81,8 @@ def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
     if job.returncode:
         raise SystemExit(job.returncode)
     try:
-        return typed_json.taken(typed_json.last_line(job.stdout), "figures", ClusterFigures)[0]
-    except ValueError:
+        return typed_json.read(ClusterFigures, typed_json.last_line(job.stdout)["figures"])
+    except (ValueError, TypeError, KeyError):
         raise UserError("the ranks gave no figures; start them by mpirun -f hosts -ppn 1 cpudist test") from None
 
 

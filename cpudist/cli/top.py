@@ -94,9 +94,8 @@ def _show(look: Jobs, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]
     """Print a table for each job. If `live`, clear the terminal first, and print no more lines than fit."""
     columns, lines = shutil.get_terminal_size() if live else (sys.maxsize, sys.maxsize)
     rooms = _rooms([len(rows) for rows in jobs.values()], lines - 1 - _OTHER_LINES * len(jobs))
-    texts = [
-        _text(name[0], look[name], rows, room, columns) for (name, rows), room in zip(jobs.items(), rooms, strict=True)
-    ]
+    pairs = zip(jobs.items(), rooms, strict=True)
+    texts = [_text(name[0], look[name], rows, room, columns) for (name, rows), room in pairs]
     shown = [line for text in texts for line in text] or ["no job of yours runs here; waiting for the next one"]
     print(_CLEAR * live + "\n".join(line[:columns] if live else line for line in shown), flush=True)
 

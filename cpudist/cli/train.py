@@ -99,70 +99,46 @@ def _parser() -> Parser:
     )
     parser.unknown_option_hint = "the launcher starts the ranks, as in: cpudist run --nproc 2 train.py"
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
-    parser.add_argument(
-        "--backend",
-        default="auto",
-        metavar="NAME",
-        help=f"auto (default: ccl where it loads, otherwise gloo), {', '.join(backends.names())}; a named one never "
-        "falls back",
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        help="bound on every collective and on the start (default 300); preparing large data, or saving a "
-        "large checkpoint, may need more",
-    )
+    names = ", ".join(backends.names())
+    which = f"auto (default: ccl where it loads, otherwise gloo), {names}; a named one never falls back"
+    parser.add_argument("--backend", default="auto", metavar="NAME", help=which)
+    what = "bound on every collective and on the start (default 300); preparing or saving large data may need more"
+    parser.add_argument("--timeout", metavar="SECONDS", help=what)
     where = "where rank 0 writes the run record, JSON (default: the output folder of a Trainer, or runs/NAME)"
     parser.add_argument("--record", type=Path, metavar="FILE", help=where)
     what = "write the output of each rank to DIR/rank-N.log, too"
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help=what)
     what = "serve the figures of `cpudist top` for Prometheus on rank 0's host, at http://127.0.0.1:N/metrics"
     parser.add_argument("--metrics-port", type=endpoint, metavar="[ADDRESS:]N", help=what)
-    what = "write a trace of steps of all ranks, for ui.perfetto.dev (*.gz: compressed), and say where the time went"
+    what = "write a trace of steps of all ranks, for ui.perfetto.dev (*.gz: compressed)"
     parser.add_argument("--timeline", type=Path, metavar="FILE", help=what)
     which = "the optimizer steps in it, counted from 0, from A until before B (default 10:15)"
     parser.add_argument("--steps", type=steps, metavar="A:B", help=which)
     what = "leave affinity, threads, memory and libraries alone"
     parser.add_argument("--no-pin", dest="pin", action="store_false", help=what)
-    parser.add_argument(
-        "--interface", metavar="NAME", help="network interface of the rendezvous and of all messages, such as eth0"
-    )
-    parser.add_argument(
-        "--compress",
-        metavar="SCHEME",
-        help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
-        "auto (default of --use_ipex) measures, and takes none or bf16; `cpudist docs slow-networks` says "
-        "what each costs",
-    )
+    which = "network interface of the rendezvous and of all messages, such as eth0"
+    parser.add_argument("--interface", metavar="NAME", help=which)
+    how = "how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK"
+    auto = "auto (default of --use_ipex) measures, and takes none or bf16; see `cpudist docs slow-networks`"
+    parser.add_argument("--compress", metavar="SCHEME", help=f"{how}; {auto}")
     what = "on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)"
     parser.add_argument("--checkpoint-on-signal", action="store_true", help=what)
-    parser.add_argument(
-        "--async-checkpoint",
-        action="store_true",
-        default=None,
-        help="a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy; all are complete "
-        "when the training ends",
+    what = "a Trainer goes on once a checkpoint is copied in memory; a thread writes the copy before the training ends"
+    parser.add_argument("--async-checkpoint", action="store_true", default=None, help=what)
+    auto = (
+        "auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, or the script's"
     )
-    parser.add_argument(
-        "--resume",
-        choices=RESUME,
-        help="auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
-        "script names one; never: it starts at its first step again",
-    )
-    parser.add_argument(
-        "--stall",
-        metavar="SECONDS",
-        help="end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so "
-        "long, from the first step on (default: never); longer than saving or evaluating takes",
-    )
+    parser.add_argument("--resume", choices=RESUME, help=f"{auto}; never: it starts at its first step again")
+    what = "end the job with all ranks' stacks after so long without a step, a collective or a batch on any rank"
+    when = "counted from the first step on (default: never); longer than saving or evaluating takes"
+    parser.add_argument("--stall", metavar="SECONDS", help=f"{what}, {when}")
     what = "let each rank's share of a training step follow its speed, on unequal hosts; the model stays the same"
     parser.add_argument("--balance", action="store_true", default=None, help=what)
     for name, backend in backends.plugins().items():
         _add_options(parser.add_argument_group(f"with --backend {name}"), name, backend)
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")
-    parser.add_argument(
-        "target", nargs="?", metavar="TARGET", help="path/to/script.py, a module, or a command of a Python package"
-    )
+    which = "path/to/script.py, a module, or a command of a Python package"
+    parser.add_argument("target", nargs="?", metavar="TARGET", help=which)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments")
     return parser
 
