@@ -114,10 +114,7 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     """Return the library of the cache, compiling it if the cache has none.
 
     One process compiles; others on the same machine wait for it. A machine without a compiler uses a library that
-    `cpudist build` made elsewhere.
-
-    Raises:
-        UserError: there is no compiler, the compilation fails, or another user could have put the library there.
+    `cpudist build` made elsewhere. A failure, and a library that another user could have put there, are a UserError.
     """
     if built := find(library, cache):
         return built

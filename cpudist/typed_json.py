@@ -23,16 +23,6 @@ def last_line(output: str) -> Any:
 
 
 def read(kind: type[T], value: Any) -> T:
-    """Return a JSON value as a `kind`; fields that `kind` does not have are ignored.
-
-    Raises:
-        ValueError: the value is of another type, or a field is missing or of another type.
-    """
+    """Return a JSON value as a `kind`, without fields that it does not have; ValueError for another type or content."""
     # Without `builtin_types` a text would be taken as base64 for bytes, which are pickles here.
     return msgspec.convert(value, kind, str_keys=True, builtin_types=(bytes,))
-
-
-def taken(fields: Any, name: str, kind: type[T]) -> tuple[T, dict[str, Any]]:
-    """Return one field of a JSON object, and its other fields, or raise ValueError as `read` does."""
-    others = dict(read(dict[str, Any], fields))
-    return read(kind, others.pop(name, None)), others

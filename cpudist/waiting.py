@@ -81,8 +81,7 @@ def announced(describe: Callable[[], str], limit: float) -> Iterator[None]:
 def bounded(
     what: str, timeout: float, announces: bool = False, awaited: Callable[[], str] = lambda: "other ranks"
 ) -> Iterator[None]:
-    """End this process with a line about `what` if the block takes `timeout` seconds; the block cannot be
-    interrupted.
+    """End this process with a line about `what` if the block, which cannot be interrupted, takes `timeout` seconds.
 
     Args:
         announces: whether this rank also prints a line if the block takes more than 10 seconds.

@@ -92,11 +92,7 @@ class RankInfo:
 
     @classmethod
     def from_json(cls, text: str) -> RankInfo:
-        """Read a description that `to_json` has written.
-
-        Raises:
-            UserError: another version of cpudist has written it.
-        """
+        """Read a description that `to_json` has written; UserError if another version of cpudist has written it."""
         try:
             return typed_json.read(cls, typed_json.last_line(text))
         except ValueError:
@@ -138,11 +134,9 @@ def gather_rank_info(
 
     placement = launcher.placement()
     host, cpus, threads = socket.gethostname(), tuple(allowed_cpus()), torch.get_num_threads()
-    run = launcher.restarts, launcher.run_ids
     variables = {name: os.environ[name] for name in one_world.NAMES if name in os.environ}
-    own = RankInfo(
-        node_identity(), host, placement, cpus, threads, interactive, *run, variables, launcher.not_passed_on
-    )
+    of_launcher = launcher.restarts, launcher.run_ids, variables, launcher.not_passed_on
+    own = RankInfo(node_identity(), host, placement, cpus, threads, interactive, *of_launcher)
     members = [RankInfo.from_json(text) for text in all_gather("member", own.to_json())]
     return assign_nodes(members, launcher.name)[placement.rank], members
 
@@ -151,9 +145,7 @@ def assign_nodes(members: Sequence[RankInfo], launcher: str) -> list[World]:
     """Return every rank's place in the job and on its node, in rank order.
 
     Nodes are distinguished by `RankInfo.node`: two nodes may have the same host name. `members` are in rank order.
-
-    Raises:
-        UserError: the ranks of a node contradict the launcher's numbers.
+    Ranks of a node that contradict the launcher's numbers are a UserError.
     """
     nodes: list[_Node] = []
     for rank, member in enumerate(members):

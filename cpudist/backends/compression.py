@@ -10,12 +10,9 @@ POWERSGD_RANK = 4
 
 
 def check_scheme(text: str, asked: str) -> str:
-    """Check that `text` is one of `SCHEMES` or "powersgd:RANK", and return it.
+    """Return `text`, or raise UserError unless it is one of `SCHEMES` or "powersgd:RANK".
 
     `asked` is the option and value that the user gave, such as "--compress zip", for the error message.
-
-    Raises:
-        UserError: there is no such scheme.
     """
     expect("the compression", text, str)
     name, colon, rank = text.partition(":")

@@ -73,8 +73,7 @@ class Option:
 def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a value for each of a backend's `options`: the user's, or the default if it is missing or None.
 
-    Raises:
-        UserError: the backend has no such options, or a value is not allowed.
+    An option that the backend does not have, and a value that is not allowed, are a UserError.
     """
     known = {option.name: option for option in options}
     values = {name: value for name, value in values.items() if value is not None}

@@ -103,11 +103,7 @@ class ProcessGroupBackend(Backend):
         bound_new_groups(seconds)
 
     def _bound(self, group: Any, seconds: float) -> None:
-        """Set the timeout of `group`, a c10d backend.
-
-        Raises:
-            UserError: this torch cannot change it.
-        """
+        """Set the timeout of `group`, a c10d backend; UserError if this torch cannot change it."""
         if not hasattr(group, "set_timeout"):  # gloo before torch 2.9 accepts a new timeout, but keeps the old one
             why = f"{self.name} of torch {torch.__version__} cannot change its timeout after the start"
             raise UserError(f"{why}; give {option('timeout')} instead of {seconds:g} in the script")

@@ -47,17 +47,13 @@ class Evidence:
 
 
 class Balancer:
-    """Chooses the shares of `balance` from the paces of all ranks; used on rank 0.
-
-    Attributes:
-        evidence: that other shares would be better, as long as it grows.
-    """
+    """Chooses the shares of `balance` from the paces of all ranks; used on rank 0."""
 
     def __init__(self, balance: Balance, hosts: Sequence[str]) -> None:
         self._balance = balance
         alone = len(set(hosts)) == len(hosts)
         self._names = [host if alone else f"rank {rank}" for rank, host in enumerate(hosts)]
-        self.evidence: Evidence | None = None
+        self.evidence: Evidence | None = None  # that other shares would be better, as long as it grows
         self._changed_at = -_PAUSE
         self._largest: tuple[int, ...] = ()
         self._warned = False

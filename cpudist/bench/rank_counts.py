@@ -53,10 +53,8 @@ class Measured:
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
     """Measure 1, 2, 4, … ranks, up to `most`; stop if more ranks are slower, or if memory or time may not suffice.
 
-    `script` is the user's script with its arguments; if it is empty, the ranks train the benchmarks' model.
-
-    Raises:
-        UserError: the steps of some ranks cannot be measured; the message has the end of their output.
+    `script` is the user's script with its arguments; if it is empty, the ranks train the benchmarks' model. Steps that
+    cannot be measured are a UserError, with the end of the ranks' output.
     """
     if (busy := psutil.cpu_percent(_BUSY_SECONDS)) > _BUSY_PERCENT:
         say(f"warning: other programs use {busy:.0f} % of the CPUs now; measure on a quiet machine")

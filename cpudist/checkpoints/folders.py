@@ -40,11 +40,7 @@ def probe(folder: str | Path) -> Iterator[str]:
 
 
 def path_of(folder: str | Path) -> Path:
-    """Return the folder that a user has given, with an absolute path.
-
-    Raises:
-        UserError: this is no path.
-    """
+    """Return the folder that a user has given, with an absolute path; UserError if it is no path."""
     expect("the folder", folder, str, os.PathLike)
     return Path(folder).absolute()
 

@@ -54,8 +54,7 @@ class Ranks:
     def each(self, work: Callable[[], T]) -> list[T]:
         """Run `work`, which must not communicate, and return the results of all ranks.
 
-        Raises:
-            UserError: `work` has failed on the rank that the message names. This rank re-raises its other errors.
+        If it fails on a rank, all ranks raise a UserError that names the rank, which re-raises its other errors.
         """
         value: T | None = None
         failed: Exception | None = None

@@ -37,10 +37,7 @@ def newest_whole(
 
     Every rank calls it. A damaged checkpoint is reported, and the previous one is used. If hosts share no disk, a kill
     may have left a checkpoint on some of them only. `remedy` is advice for this case. `damage` returns the fault in a
-    checkpoint, the same on all ranks.
-
-    Raises:
-        UserError: the ranks see checkpoints, but no common one, or all are damaged.
+    checkpoint, the same on all ranks. Ranks that see no common checkpoint, or only damaged ones, raise UserError.
     """
     ranks = Ranks()
     everyones = ranks.all_gather(set(found))

@@ -105,10 +105,7 @@ class NodeAgents:
         """Let the agents kill the job's processes, in a bounded time; return hosts that did not confirm their end."""
         for agent in self._agents:
             agent.send("end")
-        poll(
-            lambda: self._receive() or all(agent.left is not None or agent.ended for agent in self._agents),
-            _END_SECONDS,
-        )
+        poll(lambda: self._receive() or all(one.left is not None or one.ended for one in self._agents), _END_SECONDS)
         for agent in self._agents:
             agent.close()
         return [agent.host for agent in self._agents if agent.left != 0]

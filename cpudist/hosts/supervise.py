@@ -191,11 +191,7 @@ def _report_start(hosts: Sequence[Host], agents: NodeAgents) -> None:
 
 
 class _Output:
-    """Writes to a standard stream (None: closed) without `banner` while `hides` is true; keeps the text's end.
-
-    Attributes:
-        hidden: whether a banner was left out.
-    """
+    """Writes to a standard stream (None: closed) without `banner` while `hides` is true; keeps the text's end."""
 
     def __init__(
         self,
@@ -210,7 +206,7 @@ class _Output:
         self._to = None if stream is None else stream.fileno()  # avoids the stream's lock, which would block our exit
         self._kept = b""
         self._failed = False
-        self.hidden = False
+        self.hidden = False  # whether a banner was left out
 
     def write(self, piece: bytes) -> None:
         """Write all bytes, even to a non-blocking file. After an OSError, which it reports, the job continues."""

@@ -98,8 +98,7 @@ class SharedSampler(BatchSampler):
     def take(self, step: int) -> list[tuple[int, float]]:
         """Return the size of each batch of this rank, and the weight of its mean, in a step that has been yielded.
 
-        Args:
-            step: the number of the step, which may have been counted over several epochs.
+        `step` is its number, which may have been counted over several epochs.
         """
         return self._of_step.pop(step % max(len(self._steps()), 1), [])
 

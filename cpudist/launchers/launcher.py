@@ -15,8 +15,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 class Placement:
     """The rank, local rank and node of this process, and their totals; None where its launcher does not give a number.
 
-    Raises:
-        UserError: the numbers contradict each other.
+    Numbers that contradict each other are a UserError.
     """
 
     rank: int

@@ -44,11 +44,9 @@ class Observer:
     """Base class of observers. Public methods of derived classes never raise; after an exception they do nothing.
 
     SystemExit and KeyboardInterrupt are not errors of an observer: signal handlers raise them anywhere.
-
-    Attributes:
-        otherwise: the results of methods after an exception, by method name; other methods return None.
     """
 
+    # Results of methods after an exception, by method name; other methods return None.
     otherwise: ClassVar[Mapping[str, object]] = {}
     _failed = False
 

@@ -56,11 +56,7 @@ class Run:
 
 
 def read(path: Path) -> Run:
-    """Read a run from its record, or from the folder that holds it.
-
-    Raises:
-        UserError: there is no such file, or it is not a run record.
-    """
+    """Read a run from its record, or from the folder that holds it; UserError if there is no record."""
     file = path / _RECORD if path.is_dir() else path
     try:
         record = json.loads(file.read_text(encoding="utf-8"))

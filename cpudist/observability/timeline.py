@@ -35,8 +35,7 @@ _ROUND_TRIPS = 20  # Round trips to the store's clock; the shortest one counts.
 class Timeline(Observer):
     """Records the optimizer steps `steps[0]` to `steps[1]` - 1, counted from 0; rank 0 writes them to `file`.
 
-    Raises:
-        UserError: the ranks do not compute on CPUs, or rank 0 cannot write the file.
+    Ranks that do not compute on CPUs, and a file that cannot be written, are a UserError.
     """
 
     def __init__(self, job: ObservedJob, file: Path, steps: tuple[int, int]) -> None:

@@ -43,13 +43,10 @@ def missing(compiled: bool = False) -> str | None:
 
 
 def check_not_loaded() -> None:
-    """Check that this process has not loaded Intel's extension, before a model is compiled.
+    """Raise UserError if this process has loaded Intel's extension; called before a model is compiled.
 
     Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code uses another gradient. In a
     compiled model, the parameters below a layer norm get no gradient, without an error.
-
-    Raises:
-        UserError: the extension is loaded.
     """
     if PACKAGE in sys.modules:
         raise UserError(f"{PACKAGE} is loaded: {_NOT_COMPILED}; compile in a process without it")

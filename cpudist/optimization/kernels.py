@@ -21,11 +21,7 @@ def why_not_ipex(compiled: bool = False) -> str | None:
 
 
 def check_compiling() -> None:
-    """Check that compiled models compute correctly in this process.
-
-    Raises:
-        UserError: Intel's extension is loaded, or the running job's backend compiles by itself.
-    """
+    """Raise UserError if compiled models would be wrong: beside Intel's extension, or on a backend that compiles."""
     if device_type() != "cpu":
         raise UserError(f"torch.compile is not for the backend {job.require().world.backend}; leave compile out")
     ipex.check_not_loaded()
@@ -40,10 +36,8 @@ def apply(
 ) -> list[str]:
     """Apply every optimization except the number format to a model and its optimizer, in place. Call it before DDP.
 
-    The arguments are those of `optimize`, and `no_ipex`: why Intel's extension is not used, None to use it.
-
-    Returns:
-        The applied optimizations, as the run record lists them; the first entry is "ipex" or "native".
+    The arguments are those of `optimize`, and `no_ipex`: why Intel's extension is not used, None to use it. Return the
+    applied optimizations, as the run record lists them; the first entry is "ipex" or "native".
     """
     chosen = ["native" if no_ipex else "ipex"]
     if device_type() != "cpu":
@@ -68,7 +62,7 @@ def apply(
 def note(names: list[str], dtype: torch.dtype) -> list[str]:
     """Record the optimizations of a model that computes in `dtype`; the run record has the newest model's.
 
-    Returns: the record's entries: `names`, whose first is "ipex" or "native", and autocast.
+    Return the record's entries: `names`, whose first is "ipex" or "native", and autocast.
     """
     if dtype is not torch.float32:
         names = [*names, f"{precision.name(dtype)} autocast"]

@@ -25,10 +25,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
     """Make the optimizer update all parameters in one kernel, in each step in which the kernel is correct.
 
     Between steps the optimizer is not fused, so its copies, which have no hooks, are never fused. If the user has fused
-    it, it stays fused.
-
-    Returns:
-        False if the optimizer has no fused kernel.
+    it, it stays fused. Return False if it has no fused kernel.
     """
     groups = optimizer.param_groups
     if type(optimizer) not in _FUSED or any(group.get("differentiable") or group.get("capturable") for group in groups):
@@ -105,13 +102,10 @@ def own_compile_cache(rank: int) -> str:
 
 
 def keep_freed() -> bool:
-    """Keep freed memory in the process for the next step. This cannot be undone.
+    """Keep freed memory in the process for the next step, which cannot be undone; return False if nothing was done.
 
     By default every large tensor is mapped again in each step, and the kernel clears each page at its first use
-    (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD).
-
-    Returns:
-        False if nothing was done, because the process uses another allocator than glibc's or a variable configures it.
+    (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD). Other allocators, and one that a variable configures, stay.
     """
     if platform.libc_ver()[0] != "glibc" or any(variable in os.environ for variable in _VARIABLES):
         return False

@@ -27,11 +27,7 @@ def device_type() -> str:
 
 
 def check(dtype: torch.dtype) -> None:
-    """Check that the devices of the running job, or without a job the CPU, can train in `dtype`.
-
-    Raises:
-        UserError: they cannot; the message names the reason and an alternative.
-    """
+    """Raise UserError if the devices of the running job, or without a job the CPU, cannot train in `dtype`."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
     if dtype is torch.float16 and device_type() != "cpu":

@@ -16,8 +16,7 @@ Action = Callable[[ModuleType], None]
 def after_import(name: str, action: Action) -> Callable[[], None]:
     """Call `action` with the module `name`: now if it is loaded, otherwise at the end of its import.
 
-    Returns:
-        A function that cancels the call; it does not undo a call that was made.
+    Return a function that cancels the call; it does not undo a call that was made.
     """
     if name in sys.modules:
         spec = sys.modules[name].__spec__

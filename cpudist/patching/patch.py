@@ -59,10 +59,8 @@ class Patch:
 def apply(patches: Iterable[Patch], context: Any, changes: Changes) -> None:
     """Apply `patches` in their order, until `changes` are undone.
 
-    A function of a module is also replaced in the modules that have imported it by name.
-
-    Raises:
-        UserError: a patch does not fit the installed version.
+    A function of a module is also replaced in the modules that have imported it by name. A patch that does not fit the
+    installed version is a UserError.
     """
     functions = {}  # id of a module's function, which `changes` keeps -> its replacement
     for patch in patches:

@@ -21,8 +21,7 @@ __all__ = ["Pinning", "decide", "decide_in_place", "pin", "preload_allocator"]
 def pin(launcher: Launcher) -> Pinning | None:
     """Pin this process, before it imports torch or uses MPI. The process may be executed once more.
 
-    Returns:
-        Its CPUs and threads; None without pinning, if the launcher does not give the number of ranks on the node.
+    Return its CPUs and threads; None without pinning, if the launcher does not give the number of ranks on the node.
     """
     preload_allocator()
     pinning = decide(launcher)

@@ -113,13 +113,10 @@ def thread_masks() -> dict[int, frozenset[int]]:
 
 
 def _bind(cpus: Iterable[int], changes: Changes) -> None:
-    """Narrow this process's masks to `cpus`.
+    """Narrow this process's masks to `cpus`; OSError if the kernel refuses them.
 
     Existing threads, such as OpenMP's, move, too. A thread whose mask differs from the calling thread's was pinned by
     other code, and is not moved.
-
-    Raises:
-        OSError: the kernel refuses the CPUs.
     """
     before, own = frozenset(os.sched_getaffinity(0)), frozenset(cpus)
 

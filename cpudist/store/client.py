@@ -47,15 +47,13 @@ class Connection:
     """Client of the store, for one thread at a time.
 
     Every method raises `StoreLost` when the store does not answer: its process has ended, or the network is down.
-
-    Attributes:
-        on_silence: called where an answer takes a third of the time after which the store is lost.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
         """Connect and authenticate within `timeout` seconds, in at least one attempt, or raise StartupTimeout."""
         self._received = bytearray()
         self._silent_seconds = silence_seconds(address.keepalive_timeout)
+        # Called where an answer takes a third of the time after which the store is lost.
         self.on_silence: Callable[[], object] | None = None
         self._job = address.job
         attempt = min(_ATTEMPT_SECONDS, usable(timeout, _SHORTEST_ATTEMPT_SECONDS))

@@ -24,8 +24,7 @@ _QUIET = {  # Variables that the libraries read when they are imported.
 def run_target(target: Target, job: Job) -> int:
     """Run `target` to its end on this rank, and end the job with the other ranks.
 
-    Returns:
-        The exit status: 0, or 128 plus the number of the signal that has interrupted the training.
+    Return the exit status: 0, or 128 plus the number of the signal that has interrupted the training.
     """
     job.owned_by_cli = True
     if job.world.rank != 0:

@@ -95,12 +95,8 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
 def chosen_transports(chosen: set[str]) -> tuple[bool, bool]:
     """Return whether shared memory may be used inside a machine, and whether MPI replaces oneCCL.
 
-    Args:
-        chosen: the values of CPUDIST_TRANSPORT on all ranks. "mpi" is MPI and shared memory; "oneccl" and "mpi-alone"
-            are without shared memory.
-
-    Raises:
-        UserError: a value is invalid, or the values differ.
+    `chosen` are the values of CPUDIST_TRANSPORT on all ranks: "mpi" is MPI and shared memory; "oneccl" and "mpi-alone"
+    are without shared memory. An invalid value, and values that differ, are a UserError.
     """
     if unknown := chosen - {"", "oneccl", "mpi", "mpi-alone"}:
         raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to mpi or oneccl, or not at all")

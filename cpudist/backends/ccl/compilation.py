@@ -44,11 +44,7 @@ def find_built() -> Path | None:
 
 
 def ensure_built(cache: Path | None = None) -> Path:
-    """Return the compiled module for this environment, compiling it if neither the wheel nor the cache has one.
-
-    Raises:
-        UserError: a compiler or a header is missing, or the compilation fails.
-    """
+    """Return this environment's compiled module, compiling it if needed; UserError if that is impossible or fails."""
     return prebuilt() or compiler.ensure(module(find_oneccl()), cache)
 
 

@@ -35,11 +35,7 @@ _RINGS = "direct:0-262143;ring:262144-max"
 
 @cache
 def load() -> Any:
-    """Return the extension module ``cpudist_ccl`` with oneCCL's settings in place, compiling it if needed.
-
-    Raises:
-        UserError: it cannot be compiled or loaded; the message names the remedy.
-    """
+    """Return the extension module, compiled if needed, with oneCCL's settings in place; UserError if that fails."""
     path = ensure_built()
     chosen = apply_settings() if path.name == MODULE else None
     loader = ExtensionFileLoader("cpudist_ccl", str(path))
@@ -91,11 +87,7 @@ def requested_transport() -> str:
 
 @cache
 def start_mpi() -> None:
-    """Let MPI carry the messages of groups instead of oneCCL, by the launcher's own library.
-
-    Raises:
-        UserError: the launcher has not created an MPI world.
-    """
+    """Let the launcher's own MPI carry messages instead of oneCCL; UserError if it has created no MPI world."""
     world = mpi_world()
     if world is None:
         remedy = "unset CPUDIST_TRANSPORT" if load().library_version() else "use mpirun, or --backend gloo"

@@ -18,11 +18,7 @@ _HWLOC = "lib/libhwloc.so.15"
 
 @cache
 def find_oneccl() -> Path | None:
-    """Return the folder with ``include`` and ``lib`` of the oneCCL that pip has installed for compiling (`PACKAGE`).
-
-    Raises:
-        UserError: the package lacks its headers or its static library.
-    """
+    """Return pip's folder with oneCCL's ``include`` and ``lib`` (`PACKAGE`), if installed; UserError if files lack."""
     return _find(PACKAGE, "build", _HEADER, _STATIC_LIBRARY, _HWLOC)
 
 
@@ -56,10 +52,7 @@ def compile_command(
 
     oneCCL is linked statically, if there is one. The libraries that it loads at run time (libmpi, libfabric) are found
     by DT_RPATH, without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH, DT_RPATH applies to indirect dependencies
-    too.
-
-    Raises:
-        UserError: Python's headers are missing.
+    too. Missing headers of Python are a UserError.
     """
     import torch
 

@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 
 
 class XlaDevices(Devices):
-    """The devices of PyTorch/XLA's runtime; a process has one runtime.
-
-    Attributes:
-        program: the runtime of the running job; None without a job.
-    """
+    """The devices of PyTorch/XLA's runtime, of which a process has one."""
 
     type = "xla"
     companions = ("torch_xla",)
 
     def __init__(self) -> None:
-        self.program: Program | None = None
+        self.program: Program | None = None  # the runtime of the running job; None without a job
         self._prepared: WeakSet[torch.nn.Module] = WeakSet()
 
     def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
