@@ -1,6 +1,7 @@
 """Ranks of one job start together, know each other, and end together."""
 
 import atexit
+import errno
 import json
 import os
 import re
@@ -15,13 +16,29 @@ import torch.distributed as dist
 from jobs import mpirun, run
 from ranks import begin, fork_ranks
 
+import cpudist
 from cpudist import waiting
 from cpudist.backends.gloo import GlooBackend
-from cpudist.job import current, require
+from cpudist.job import current, rank_context, require
 from cpudist.waiting import poll
 from cpudist.world import World
 
 pytestmark = pytest.mark.job
+
+
+def test_a_rank_whose_stacks_cannot_be_served_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another user may have taken the name of its socket."""
+
+    def taken(*_: object) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(rank_context, "StackServer", taken)
+    host = cpudist.init("gloo").hosts[0]
+    cpudist.shutdown()
+    said = f"cpudist: warning: cpudist stacks will not find rank 0 on {host}: Address already in use\n"
+    assert said in capsys.readouterr().err
 
 
 def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:

@@ -121,6 +121,8 @@ def test_cells_that_differ_or_have_one_number_are_named() -> None:
     first, second = cell(0), cell(1)
     with pytest.raises(UserError, match="a cell with node_rank=1 has joined the job at"):
         cell(1)
+    second.report(0, Failure("the job", "was interrupted in another node's cell", 0.0, stopped=True))
+    assert first.failure(0).stopped, "an interrupt of one cell ends the ranks of the others, and no restart follows"
     second.close()
     first.close()
 

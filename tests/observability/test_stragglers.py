@@ -155,6 +155,15 @@ def test_each_cause_is_named_once(fields: dict[str, Any], cause: str, capsys: py
     assert job.record.compared == {"waits": pytest.approx(0.25), "slowest_rank": 2, "delays": pytest.approx(1 / 3)}
 
 
+def test_the_last_line_names_the_reported_rank_that_has_delayed_most() -> None:
+    record = Job(3).record
+    record.waiting = [{"rank": rank, "host": "h0", "delays": delay} for rank, delay in enumerate((0.9, 0.2, 0.3))]
+    record.stragglers = {1: "a.py:1", 2: "b.py:2"}
+    assert record._slowest() == "; rank 2 on h0 made the others wait 30 % of the time, mostly in b.py:2"
+    record.waiting = [{"rank": 1, "host": "h0", "delays": 0.04}]
+    assert record._slowest() == ""
+
+
 def test_a_rank_that_lacks_cores_is_named_after_40_steps_and_10_seconds() -> None:
     """Other programs may end soon."""
     lacking = [{}, {"run_queue_delay": 0.6}]

@@ -39,6 +39,15 @@ def test_a_server_that_does_not_start_is_an_error_and_killed(tmp_path: Path, mon
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
+def test_it_listens_on_one_port_of_all_addresses() -> None:
+    """An interface may have several."""
+    sockets = server_module.listen(["127.0.0.1", "127.0.0.2"], 0)
+    (port,) = {one.getsockname()[1] for one in sockets}
+    for address, one in zip(("127.0.0.1", "127.0.0.2"), sockets, strict=True):
+        socket.create_connection((address, port), timeout=5).close()
+        one.close()
+
+
 @pytest.mark.job
 def test_it_ends_with_its_owner_alone_and_reports_who_was_lost_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
