@@ -46,9 +46,8 @@ def init(
     process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call `init` before you import them.
     A rank that its launcher has not pinned moves to its share of the node's cores and adapts its number of threads,
     unless the script, OMP_NUM_THREADS or OMP_PROC_BIND sets them (docs/placement.md); `shutdown` undoes that.
-    Calling it again, or under ``cpudist-train``, returns the job's world; `timeout`, `compress`, `resume`,
-    `async_checkpoint`, `stall` and `balance` then apply if the job was given none, and one line names options that come
-    too late.
+    Calling it again, or under ``cpudist-train``, returns the job's world. Of `timeout`, `compress`, `resume`,
+    `async_checkpoint`, `stall` and `balance`, those not yet set are taken. One line names options that come too late.
     After `shutdown` it starts a new job, with any backend.
 
     Args:

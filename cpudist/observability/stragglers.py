@@ -112,7 +112,7 @@ class Stragglers(Observer):
 
 
 class _Rates:
-    """Steps of a rank between two readings, and its other counters per second."""
+    """A rank's progress between two readings: steps, and rates of its other counters."""
 
     def __init__(self, first: Pace, last: Pace) -> None:
         assert first.step_at is not None
