@@ -30,10 +30,10 @@ def _prepare(module: ModuleType) -> None:
     from cpudist import api, job
     from cpudist.console import say
     from cpudist.errors import USER_ERROR, UserError
+    from cpudist.huggingface import time_trainer
     from cpudist.huggingface.training_arguments import add_fields
     from cpudist.patching.undo import Changes
     from cpudist.processes.ending import end_now
-    from cpudist.training.run_target import time_trainer
 
     cls: Any = getattr(module, "TrainingArguments", None)
     # A running job has its own patches; an unknown version of transformers is reported when a job starts.

@@ -2,18 +2,20 @@
 
 `PATCHES` lists every part of the two libraries that cpudist replaces or relies on during a job, with the reason. A
 backend adds patches for its devices (`Backend.change_libraries`). A module is patched after the script has imported it;
-this package never imports the libraries itself. To support another version, run tests/huggingface with it, correct the
-patches that no longer fit, and widen `KNOWN`.
+only callbacks.py, which is imported then, imports a library itself. To support another version, run tests/huggingface
+with it, correct the patches that no longer fit, and widen `KNOWN`.
 
 It must not import launchers, programs or command lines.
 """
+
+from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,13 +29,16 @@ from cpudist.optimization.native import own_compile_cache
 from cpudist.patching.on_import import after_import
 from cpudist.patching.patch import Patch, apply
 
-__all__ = ["KNOWN", "PATCHES", "Context", "install"]
+if TYPE_CHECKING:
+    from cpudist.huggingface.callbacks import CheckpointOnSignal
+
+__all__ = ["KNOWN", "PATCHES", "Context", "install", "time_trainer"]
 
 # The lowest and the highest version that the test suite has run with.
 KNOWN = {"accelerate": ">=1.3,<2", "transformers": ">=4.57.6,<6"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Context:
     """The shared state of one job's patches."""
 
@@ -43,6 +48,7 @@ class Context:
     # For each Trainer with unequal shares, the weights of the batches of the current step.
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
     background: Background = field(default_factory=Background)
+    on_signal: CheckpointOnSignal | None = None  # ends a training after a signal; None without --checkpoint-on-signal
     # The packages that are left as they are, since their version is unknown.
     unknown: set[str] = field(default_factory=set)
 
@@ -191,6 +197,11 @@ def _apply_all(module: ModuleType, context: Context) -> None:
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
     if known and all(patch.find() for patch in patches):
         apply(patches, context, context.job.changes)
+        if module.__name__ == "transformers.trainer" and context.job.options.checkpoint_on_signal:
+            from cpudist.huggingface.callbacks import CheckpointOnSignal
+
+            context.on_signal = CheckpointOnSignal(context.job)
+            _add_callbacks(module, context.job, context.on_signal)
     else:
         _leave(module, patches[0].target.partition(":")[2].partition(".")[0], package, context)
 
@@ -223,3 +234,20 @@ def _leave(module: ModuleType, name: str, package: Any, context: Context) -> Non
         return result
 
     job.changes.attribute(target, attribute, guarded)
+
+
+def time_trainer(job: Job) -> None:
+    """Let every Trainer write its steps and losses into the run record."""
+    job.changes.then(after_import("transformers.trainer", functools.partial(_time_steps, job=job)))
+
+
+def _time_steps(module: ModuleType, job: Job) -> None:
+    from cpudist.huggingface.callbacks import EndStep, StepTimer
+
+    _add_callbacks(module, job, EndStep(job.backend), StepTimer(job, job.record))  # the time has the work of EndStep
+
+
+def _add_callbacks(trainer: Any, job: Job, *added: Any) -> None:
+    """Add callbacks to every Trainer until the job ends."""
+    trainer.DEFAULT_CALLBACKS.extend(added)
+    job.changes.then(lambda: [trainer.DEFAULT_CALLBACKS.remove(callback) for callback in added])

@@ -1,4 +1,6 @@
 """End all ranks of a job and their launcher on every host after one rank fails or is lost, or the job stalls.
 
+interruption.py: agree on the last step after a signal.
+
 It must not import jobs, observers, optimization, transformers, programs or command lines.
 """

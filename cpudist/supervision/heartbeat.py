@@ -1,7 +1,7 @@
 """Background thread of each rank: it calls functions while the script computes or waits.
 
 At each heartbeat the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
-`--checkpoint-on-signal` polls for a signal (training/interruption.py), and observers are called. The thread learns of
+`--checkpoint-on-signal` polls for a signal (interruption.py), and observers are called. The thread learns of
 failures at once.
 
 What this thread calls takes no lock, and calls no object, that a thread of the script can hold: it reads numbers that

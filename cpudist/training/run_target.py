@@ -2,15 +2,15 @@
 
 import logging
 import sys
-from types import ModuleType
 
+from cpudist import huggingface
 from cpudist.console import say
 from cpudist.job import Job
 from cpudist.observability.gradient_times import GradientTimes
 from cpudist.patching.on_import import after_import
 from cpudist.patching.undo import Changes
 from cpudist.script.target import Target
-from cpudist.training.interruption import Interrupted, Interruption
+from cpudist.supervision.interruption import Interrupted
 
 _QUIET = {  # Variables that the libraries read when they are imported.
     "TQDM_DISABLE": "1",
@@ -42,9 +42,8 @@ def run_target(target: Target, job: Job) -> int:
     if (job.options.target or "").partition(".")[0] != "cpudist":  # our own programs print their results themselves
         job.record.name_run(job.options.target or "", "runs")
         job.record.begin()
-    time_trainer(job)
+    huggingface.time_trainer(job)
     if job.options.checkpoint_on_signal:
-        job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
         _warn_own_loop(job)
     try:
         target()
@@ -72,19 +71,6 @@ def _quiet_libraries(changes: Changes) -> None:
         changes.ignored_warnings()
 
 
-def time_trainer(job: Job) -> None:
-    """Let every Trainer write its steps and losses into the run record."""
-    job.changes.then(after_import("transformers.trainer", lambda module: _time_steps(module, job)))
-
-
-def _time_steps(trainer_module: ModuleType, job: Job) -> None:
-    from cpudist.training.callbacks import EndStep, StepTimer  # imported late, since it imports transformers
-
-    added = [EndStep(job.backend), StepTimer(job, job.record)]  # the time must include the work of EndStep
-    trainer_module.DEFAULT_CALLBACKS.extend(added)
-    job.changes.then(lambda: [trainer_module.DEFAULT_CALLBACKS.remove(callback) for callback in added])
-
-
 def _warn_own_loop(job: Job) -> None:
     """Warn at the first step, unless Trainer makes it, that no signal ends a script's own loop with a checkpoint."""
     own_loop = job.record.training
@@ -94,15 +80,3 @@ def _warn_own_loop(job: Job) -> None:
             say("warning: --checkpoint-on-signal saves in Trainer's loop only; save in yours with cpudist.Checkpoints")
 
     job.counter.after_step.append(warn)
-
-
-def _stop_on_signal(trainer_module: ModuleType, job: Job) -> None:
-    from cpudist.training.callbacks import CheckpointOnSignal
-
-    interruption = Interruption(job.world.rank, job.world.size, job.store, job.heartbeat)
-    job.changes.then(interruption.end)
-    callback = CheckpointOnSignal(interruption)
-    trainer_module.DEFAULT_CALLBACKS.append(callback)
-    job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(callback))
-    trainer = trainer_module.Trainer
-    job.changes.attribute(trainer, "train", callback.ending(trainer.train))

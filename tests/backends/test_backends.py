@@ -21,8 +21,8 @@ from cpudist.backends.auto_compression import choose_later
 from cpudist.backends.compression import check_scheme
 from cpudist.backends.process_group import GroupRanks
 from cpudist.errors import UserError
+from cpudist.huggingface.callbacks import EndStep
 from cpudist.patching.undo import Changes
-from cpudist.training.callbacks import EndStep
 
 CHECKS = Path(__file__).parent / "checks"
 _GLOO_RECORDS = (2, 9)  # torch from this version on

@@ -28,8 +28,8 @@ from transformers import (
 
 import cpudist
 from cpudist import job
+from cpudist.huggingface import time_trainer
 from cpudist.optimization import padding
-from cpudist.training.run_target import time_trainer
 
 pytestmark = [pytest.mark.job, pytest.mark.versions]
 

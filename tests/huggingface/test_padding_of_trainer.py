@@ -14,8 +14,8 @@ from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, 
 
 from cpudist import job
 from cpudist.errors import UserError
+from cpudist.huggingface import time_trainer
 from cpudist.optimization import operators
-from cpudist.training.run_target import time_trainer
 
 pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("alone")]
 

@@ -21,11 +21,10 @@ from transformers.integrations import integration_utils
 
 import cpudist
 from cpudist import UserError, huggingface, job
-from cpudist.huggingface import resuming
+from cpudist.huggingface import resuming, time_trainer
 from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.uneven_shares import BatchGeometry
 from cpudist.optimization import ipex, native
-from cpudist.training.run_target import time_trainer
 
 pytestmark = pytest.mark.versions
 

@@ -27,7 +27,7 @@ from cpudist.observability.record import RunRecord
 from cpudist.observability.stragglers import Stragglers
 from cpudist.observability.timeline import Timeline
 from cpudist.store import StoreLost
-from cpudist.training.interruption import Interruption
+from cpudist.supervision.interruption import Interruption
 
 SAID = "cpudist: warning: 2 ranks trained without gradient synchronisation (cpudist docs own-script)\n"
 LAYER_BYTES = 4 * 1536 * 1024

@@ -24,7 +24,7 @@ from cpudist.store.client import Address, StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
 from cpudist.supervision.heartbeat import Heartbeat
-from cpudist.training.interruption import Interruption
+from cpudist.supervision.interruption import Interruption
 from cpudist.training.output_log import log_output
 from cpudist.training.run_target import _warn_own_loop
 from cpudist.waiting import poll

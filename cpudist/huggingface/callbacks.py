@@ -1,12 +1,10 @@
 """Callbacks of Trainer: measure its steps, and end it with a checkpoint after a signal.
 
-This module imports transformers, so run_target.py imports it only when the script has imported transformers itself.
+This module imports transformers, so it is imported only after the script has imported transformers.
 """
 
-import functools
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,12 @@ from cpudist.backends import Backend
 from cpudist.console import say
 from cpudist.huggingface.training_arguments import computing_type
 from cpudist.huggingface.uneven_shares import SharedSampler
+from cpudist.job import Job
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.record import RunRecord
 from cpudist.observability.training_figures import Training
 from cpudist.optimization import precision
-from cpudist.training.interruption import Interrupted, Interruption
+from cpudist.supervision.interruption import Interrupted, Interruption
 
 
 class EndStep(TrainerCallback):  # type: ignore[misc]
@@ -97,9 +96,10 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
 class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
     """End training with a checkpoint after the step that all ranks have agreed on."""
 
-    def __init__(self, interruption: Interruption) -> None:
-        self._interruption = interruption
+    def __init__(self, job: Job) -> None:
+        self._interruption = Interruption(job.world.rank, job.world.size, job.store, job.heartbeat)
         self._stops = False
+        job.changes.then(self._interruption.end)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._interruption.begin()
@@ -127,14 +127,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         if not self._stops:
             self._interruption.end()
 
-    def ending(self, train: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a `Trainer.train` that raises `Interrupted` after all callbacks if a signal has ended the training."""
-
-        @functools.wraps(train)
-        def train_until_signal(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            output = train(trainer, *args, **kwargs)
-            if self._stops and self._interruption.signal is not None:
-                raise Interrupted(128 + self._interruption.signal)
-            return output
-
-        return train_until_signal
+    def end_job(self) -> None:
+        """Raise `Interrupted` if a signal has ended the training; called after all callbacks."""
+        if self._stops and self._interruption.signal is not None:
+            raise Interrupted(128 + self._interruption.signal)
