@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from cpudist.cli.parser import NO_TARGET, Parser, add_ranks_per_node, add_target, count, count_from_zero, own_values
-from cpudist.cli.train import script_in
+from cpudist.cli.train import read_words
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
 from cpudist.hosts.host_plan import LaunchOptions
@@ -87,4 +87,5 @@ def job_of(values: dict[str, Any], launcher: Launcher) -> LaunchOptions:
         raise UserError(f"{why}; run this command alone, or run cpudist-train here")
     if not values["arguments"]:
         raise UserError(NO_TARGET)
-    return LaunchOptions(**values, script=script_in(values["arguments"]))
+    script, saves = read_words(values["arguments"])
+    return LaunchOptions(**values, script=script, saves=saves)

@@ -21,6 +21,7 @@ from cpudist.errors import USER_ERROR, UserError
 from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
+from cpudist.processes.attempt import OUTPUT
 from cpudist.script import long_arguments
 from cpudist.script.frames import from_user_code, is_user_code
 from cpudist.script.target import Target, resolve
@@ -73,16 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(options, job_options, target, launcher, pinning)
 
 
-def script_in(words: Sequence[str]) -> str:
-    """Return the script that `cpudist-train` runs with these arguments; an empty text where it runs a module."""
+def read_words(words: Sequence[str]) -> tuple[str, bool]:
+    """Return the script in arguments of `cpudist-train` (empty: a module), and if a signal saves a checkpoint."""
     options = _parse(_parser(), list(words))
-    return options.target if not options.module and str(options.target).endswith(".py") else ""
+    script = options.target if not options.module and str(options.target).endswith(".py") else ""
+    return script, options.checkpoint_on_signal
 
 
 def _arrange_output(launcher: Launcher) -> None:
     """Print lines at once: rank 0's, or complete ones of all ranks, as CPUDIST_OUTPUT of `cpudist launch` says."""
     show_lines_at_once()
-    wanted = os.environ.get("CPUDIST_OUTPUT")
+    wanted = os.environ.get(OUTPUT)
     if wanted == "rank0" and launcher.rank:
         discard_output()
     elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
@@ -162,7 +164,9 @@ def _add_options(group: argparse._ArgumentGroup, name: str, backend: type[backen
         try:
             group.add_argument(option.flag, **settings)
         except argparse.ArgumentError as error:
-            raise UserError(f"the backend {name} declares an option twice: {error}; uninstall its package") from error
+            raise UserError(
+                f"an option of the backend {name} is in use already: {error}; uninstall its package"
+            ) from error
 
 
 def _job_options(options: argparse.Namespace) -> JobOptions:

@@ -21,7 +21,7 @@ import psutil
 from cpudist.doctor.resources import free_shared_memory, quota, shared_memory
 from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
-from cpudist.errors import UserError
+from cpudist.errors import UserError, cause_and_remedy
 from cpudist.findings import Finding
 from cpudist.pinning import measured_ranks
 from cpudist.pinning.plan import Part, PlanOptions, make_plan
@@ -51,7 +51,7 @@ class Facts:
     # A checksum of the job's script; None if the job has no script, or the host cannot read it.
     script: str | None = None
     shared: bool = True  # whether the host shares that folder; True if this was not checked
-    # Where it listens while it is checked; no address: it has none.
+    # Where the other hosts reach it during the check; empty if the interface of --interface has no address.
     address: str = ""
     port: int = 0
     networks: dict[str, str] = field(default_factory=dict)  # an address of each of its network interfaces
@@ -91,8 +91,8 @@ def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -
         address = ssh[2] if len(ssh) == 4 and not interface else addresses(interface or None)[0]
     except UserError as error:
         address = ""
-        message, _, remedy = str(error).partition(" has ")[2].partition("; ")
-        findings.append(Finding("error", "network", message, remedy))
+        cause, remedy = cause_and_remedy(str(error))
+        findings.append(Finding("error", "network", cause.partition(" has ")[2], remedy))  # without the host's name
     return Facts(
         node_identity(),
         versions={

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.hosts.check import Checked, check_hosts, wait_for
-from cpudist.hosts.hostfile import spread
+from cpudist.hosts.hostfile import room, spread
 from cpudist.hosts.remote import THIS_HOST
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 from cpudist.pinning.plan import Part
@@ -28,7 +28,8 @@ class LaunchOptions:
     max_restarts: int = 0  # largest number of restarts within a day
     min_nodes: int | None = None  # smallest number of hosts for a restart; None: as many as at the first start
     wait: int = 0  # seconds to wait for hosts that are still starting
-    grace: int = 60  # seconds that ranks get to save a checkpoint after a signal
+    saves: bool = False  # whether ranks save a checkpoint after a signal
+    grace: int = 60  # seconds that they get for it
 
 
 class HostPlan:
@@ -107,10 +108,7 @@ class HostPlan:
         if part is None and host.slots is not None:
             return host
         ranks = self._checked.facts[host].ranks[f"{part or 'default'}"]
-        if host.slots is not None and ranks > host.slots:
-            why = f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn {part} makes {ranks}"
-            raise UserError(f"{why}; change one of them")
-        return replace(host, slots=ranks)
+        return replace(host, slots=room(host, ranks))
 
 
 def number_of_ranks(hosts: Iterable[Host]) -> int:

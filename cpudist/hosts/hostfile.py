@@ -77,16 +77,16 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
     filled: list[Host] = []
     left = ranks
     for host in hosts:
-        room = _room(host, per_host)
+        slots = room(host, per_host)
         if left is not None:
-            room = min(room, left)
-            left -= room
-        if room:
-            filled.append(replace(host, slots=room))
+            slots = min(slots, left)
+            left -= slots
+        if slots:
+            filled.append(replace(host, slots=slots))
     if left:
-        room = sum(host.slots or 0 for host in filled)
+        most = sum(host.slots or 0 for host in filled)
         remedy = "add hosts to the hostfile, or let them take more ranks"
-        raise UserError(f"{ranks} ranks do not fit on {len(hosts)} hosts with room for {room}; {remedy}")
+        raise UserError(f"{ranks} ranks do not fit on {len(hosts)} hosts with room for {most}; {remedy}")
     return filled
 
 
@@ -134,7 +134,8 @@ def _is_name(text: str) -> bool:
     return bool(text) and ":" not in text and ".." not in text and not text.rpartition(".")[2].isdigit()
 
 
-def _room(host: Host, per_host: int | None) -> int:
+def room(host: Host, per_host: int | None) -> int:
+    """Return the number of ranks on `host` if it shall take `per_host` (None: the hostfile's number)."""
     if per_host is None:
         if host.slots is None:
             remedy = f"write {host.name} slots=4, or give --ppn"

@@ -1,16 +1,17 @@
 """The node agent: watches a job's processes on one host and kills them when the job is over.
 
-    python node_agent.py JOB RANK_VARIABLE GRACE
+    python node_agent.py JOB RANK_VARIABLE SECONDS
 
 JOB is the value of CPUDIST_JOB_ID in the environment of the job's processes, by which the agent finds them. `cpudist
 launch` starts an agent on every host before the job, and keeps sending it lines on standard input: `signal N` sends a
 signal to the ranks, `end` reports the end of the job, and any other line is a keepalive. An agent that gets no line for
-a while has lost `cpudist launch` and kills the job's processes. An agent whose input has ended waits GRACE seconds for
+a while has lost `cpudist launch` and kills the job's processes. An agent whose input has ended waits SECONDS for
 `cpudist launch` to start another agent of this job; if none starts, it kills them too.
 
-It writes a line for each event, and at least one per second. `ranks N` is the number of ranks on this host. `gone RANK`
-reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names the rank that a
-rank of this host blames for the failure. `left N` comes last and is the number of processes that could not be killed.
+It writes a line for each event, and one per second while ranks run. `ranks N` is the number of ranks on this host.
+`gone RANK` reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names the
+rank that a rank of this host blames for the failure. `left N` comes last and is the number of processes that could not
+be killed.
 
 It imports only the standard library and a few small modules, so it starts at once, in Python's isolated mode.
 """
@@ -23,7 +24,8 @@ import time
 from contextlib import suppress
 
 from cpudist.processes import procfs
-from cpudist.processes.lost_ranks import JOB_ID, told
+from cpudist.processes.attempt import JOB_ID
+from cpudist.processes.lost_ranks import told
 from cpudist.processes.procfs import SSH_DAEMONS, Process
 
 KEEPALIVE_TIMEOUT = 30.0  # seconds; an outage of 20 s ends before, when TCP repeats what was lost

@@ -23,7 +23,7 @@ _KEEPALIVE_SECONDS = 1.0
 _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # the pipes to its standard input and output
 _OTHER_FILES = 200
-_RECONNECT_SECONDS = 8.0  # the GRACE of an agent on another host
+_RECONNECT_SECONDS = 8.0  # for so long an agent on another host waits for a new connection
 _STEADY_SECONDS = 60.0  # a renewed connection that breaks earlier is not renewed again
 _END_SECONDS = 8.0  # an agent may take 5 s to kill the job's processes
 

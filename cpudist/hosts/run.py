@@ -18,26 +18,20 @@ from cpudist.hosts.hostfile import shares, write
 from cpudist.hosts.remote import names
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
-from cpudist.processes.lost_ranks import JOB_ID
+from cpudist.processes.attempt import EARLIER_SECONDS, JOB_ID, OUTPUT, RESTART_COUNT, RUN_ID, SHARES
 from cpudist.processes.procfs import own_age
 from cpudist.script import long_arguments
 from cpudist.topology.identity import addresses, resolved
 
-RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
-EARLIER_SECONDS = "CPUDIST_EARLIER_SECONDS"  # seconds of the attempts before this one
-SHARES = "CPUDIST_SHARES"  # the part of all samples with which each rank begins
-RUN_ID = "CPUDIST_RUN_ID"  # all attempts share it; the user or a pod may set it
-
-_CHECKPOINT = "--checkpoint-on-signal"
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # the pause doubles between these bounds
 _LONG_ATTEMPT_SECONDS = 120.0
 _WINDOW_SECONDS = 86_400.0  # older failures are ignored
 
 
-def run_job(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
+def run_job(mpirun: Mpirun, options: LaunchOptions) -> int:
     """Run the job to its end, with restarts; return the exit status. Hosts that cannot be used are a `UserError`."""
     plan, restarts = HostPlan(options, mpirun.mpi), Restarts(options.max_restarts)
-    variables = {**variables, **_own_variables(options), RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
+    variables = {**os.environ, **_own_variables(options), RUN_ID: os.environ.get(RUN_ID) or uuid.uuid4().hex}
     placed = plan.start()
     least = len(placed) if options.min_nodes is None else options.min_nodes
     output_lost = False
@@ -70,11 +64,13 @@ def run_job(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str]
         say(f"starting again ({restarts.number}) with {number_of_ranks(placed)} ranks on {names(placed)}")
 
 
-def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
-    """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it."""
-    placed, own = HostPlan(options, mpirun.mpi).spread(), _own_variables(options)
+def show(mpirun: Mpirun, options: LaunchOptions) -> str:
+    """Return shell commands that start the job as `run_job` does. Hosts are asked only if `spread` needs it."""
+    plan, own = HostPlan(options, mpirun.mpi), _own_variables(options)
+    placed = plan.spread()
+    options = replace(options, interface=plan.interface)
     file = None if options.hosts is None else "cpudist-hostfile"
-    command = shlex.join(mpirun.command(_mpirun_options(options, placed, file, {**variables, **own})))
+    command = shlex.join(mpirun.command(_mpirun_options(options, placed, file, {**os.environ, **own})))
     line = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in own.items()), command])
     return line if file is None else f"cat > {file} <<'END'\n{write(placed, mpirun.mpi)}END\n{line}"
 
@@ -87,11 +83,10 @@ def _run_once(
     if found := shares(placed):
         own[SHARES] = ",".join(str(share / n) for share, n in zip(found, slots, strict=True) for _ in range(n))
     own[EARLIER_SECONDS] = str(own_age()) if restarts else "0"
-    grace = options.grace if _CHECKPOINT in options.arguments else None
     with ExitStack() as stack:
         file = None if options.hosts is None else stack.enter_context(_hostfile(placed, mpirun))
         command = mpirun.command(_mpirun_options(options, placed, file, own))
-        return supervise(mpirun.mpi, command, own, placed, grace)
+        return supervise(mpirun.mpi, command, own, placed, options.grace if options.saves else None)
 
 
 def _own_variables(options: LaunchOptions) -> dict[str, str]:

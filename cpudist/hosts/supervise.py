@@ -19,7 +19,8 @@ from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.hosts.remote import names
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
-from cpudist.processes.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
+from cpudist.processes.attempt import JOB_ID
+from cpudist.processes.lost_ranks import LostRank, first_killed, killed_by
 from cpudist.processes.relay import Relay
 
 _LOOK_SECONDS = 0.1
@@ -209,7 +210,7 @@ class _Output:
         self.hidden = False  # whether a banner was left out
 
     def write(self, piece: bytes) -> None:
-        """Write all bytes, even to a non-blocking file. After an OSError, which it reports, the job continues."""
+        """Write all bytes, even to a non-blocking file. Report the first OSError and raise each; the job continues."""
         self._kept = (self._kept + piece)[-_TAIL_BYTES:]
         piece = self._without_banner(piece)
         try:

@@ -33,13 +33,14 @@ from cpudist.patching.patch import apply
 from cpudist.patching.undo import Changes
 from cpudist.pinning import Pinning
 from cpudist.pinning.plan import THREADS
+from cpudist.processes.attempt import SHARES
 from cpudist.rendezvous import StoreGroup, awaited
 from cpudist.supervision import failure
 from cpudist.supervision.failure import INTERRUPTED
 from cpudist.supervision.stall import Stall
 from cpudist.supervision.step_counter import StepCounter
 from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
-from cpudist.waiting import announced, check_timeout
+from cpudist.waiting import announced
 from cpudist.world import World
 
 
@@ -51,8 +52,8 @@ class Job:
         self.backend = backend
         self.options = options
         self.pinning = pinning  # this rank's CPUs and threads; None where it is not pinned
-        # Whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
-        self.owned_by_cli = False
+        # Whether `run_target` ends the job (cpudist-train, notebooks); a script's `cpudist.shutdown` then does nothing.
+        self.ended_by_run_target = False
         self._stall: Stall | None = None
         self.overruled: set[str | None] = set()  # the backends that the script has asked for; each is reported once
         self.launcher = context.launcher
@@ -144,7 +145,7 @@ class Job:
 
     def end_of_script(self) -> None:
         """Shut down as the script asks for it; under `cpudist-train` only note the line, for what others report."""
-        if self.owned_by_cli:
+        if self.ended_by_run_target:
             self._context.note_line()
         else:
             self.shutdown()
@@ -154,8 +155,7 @@ class Job:
         self._context.unfinished.append(wait)
 
     def set_timeout(self, seconds: float) -> None:
-        """Set `timeout` on this rank; `UserError` if it is not above 0, or if the backend cannot change its limit."""
-        seconds = check_timeout(seconds)
+        """Set `timeout`, a result of `check_timeout`; `UserError` if the backend cannot change its limit."""
         if seconds != self.timeout:
             self.backend.set_timeout(seconds)
             self.store.set_timeout(timedelta(seconds=seconds))
@@ -164,7 +164,7 @@ class Job:
     def take(self, options: JobOptions) -> None:
         """Take the options of a script's own `cpudist.init` that the job was not given, or raise UserError."""
         if options.backend not in ("auto", self.world.backend):
-            if not self.owned_by_cli:
+            if not self.ended_by_run_target:
                 raise UserError(f"cpudist is already running on {self.world.backend}; call cpudist.shutdown() first")
             check_backend(self, options.backend, joins=False)
         options = options.for_backend(self.world.backend, self.world.rank == 0)
@@ -186,7 +186,7 @@ class Job:
     def _follow_speeds(self) -> None:
         if not self.options.balance or self.balance.follows_speeds:
             return
-        self.balance.follow_speeds(os.environ.get("CPUDIST_SHARES"))
+        self.balance.follow_speeds(os.environ.get(SHARES))
         if self.world.device_type != "cpu" and self.world.rank == 0:
             say(f"warning: {option('balance')} changes nothing on {self.world.backend}")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cpudist.errors import UserError
+from cpudist.processes.attempt import RESTART_COUNT, RUN_ID
 
 # Ids of Slurm's steps from here on are special (the batch script, an interactive shell), not steps of srun.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -118,7 +119,7 @@ class Launcher(ABC):
     @property
     def restarts(self) -> int:
         """How often the job has been restarted, by `cpudist launch` or by the launcher itself."""
-        return sum(self.optional_integer(name) or 0 for name in ("CPUDIST_RESTART_COUNT", self.restart_variable))
+        return sum(self.optional_integer(name) or 0 for name in (RESTART_COUNT, self.restart_variable))
 
     @property
     def run_ids(self) -> dict[str, bool]:
@@ -127,7 +128,7 @@ class Launcher(ABC):
         job, step = self._variables.get("SLURM_JOB_ID"), self._variables.get("SLURM_STEP_ID", "")
         if job and step.isdigit() and int(step) < FIRST_SPECIAL_STEP:  # a requeued job keeps its ids
             found[f"slurm-{job}.{step}"] = self._variables.get("SLURM_RESTART_COUNT", "0") != "0"
-        if named := self._variables.get("CPUDIST_RUN_ID"):
+        if named := self._variables.get(RUN_ID):
             found[named] = True
         return found
 

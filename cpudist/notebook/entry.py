@@ -12,7 +12,7 @@ from cpudist.console import say
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.pickling import pack
 from cpudist.notebook.ranks import LocalRanks
-from cpudist.notebook.result import Failure, Interrupted, Result
+from cpudist.notebook.result import CellInterrupted, Failure, Result
 from cpudist.notebook.settings import Settings, checked
 
 
@@ -106,7 +106,7 @@ def notebook_launcher(
             pack(function, args, file)
         outcome = _run(settings, payload)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; no rank runs any more") from None
+        raise CellInterrupted("interrupted; no rank runs any more") from None
     finally:
         os.close(payload)
     if isinstance(outcome, Failure):

@@ -24,6 +24,7 @@ from cpudist.notebook.cell import LiveView, shell
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.result import Failure, Result, ResultChannel
 from cpudist.notebook.settings import Settings
+from cpudist.processes.attempt import JOB_ID, RESTART_COUNT, RUN_ID
 from cpudist.processes.procfs import python_main
 from cpudist.processes.relay import Relay
 
@@ -205,8 +206,8 @@ def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> di
         variables["MPLBACKEND"] = "agg" if shell() is None else "module://cpudist.notebook.figures"
     return {
         **variables,
-        "CPUDIST_JOB_ID": job_id,
-        "CPUDIST_RUN_ID": run_id,
-        "CPUDIST_RESTART_COUNT": str(attempt),
+        JOB_ID: job_id,
+        RUN_ID: run_id,
+        RESTART_COUNT: str(attempt),
         "ACCELERATE_MIXED_PRECISION": settings.mixed_precision,
     }

@@ -30,7 +30,7 @@ class RankFailed(RuntimeError):
         return [f"RankFailed: {self}"]
 
 
-class Interrupted(KeyboardInterrupt):
+class CellInterrupted(KeyboardInterrupt):
     """The user has interrupted the cell."""
 
     def _render_traceback_(self) -> list[str]:

@@ -24,13 +24,14 @@ from cpudist.console import duration, names_of, number_of, option, say
 from cpudist.observability import product_speed
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.rank_table import waiting
+from cpudist.observability.summary import RECORD
 from cpudist.observability.training_figures import NEWEST, Training
+from cpudist.processes.attempt import EARLIER_SECONDS
 from cpudist.processes.procfs import own_age
 from cpudist.trust import new_file, without_secrets
 from cpudist.version import __version__
 from cpudist.world import corrected_variables
 
-_FILE = "cpudist.json"
 _TOLD = 0.05  # Smallest share of the time that is reported as a straggler delay of the whole job.
 _LOSSES = 200  # The record has about so many losses, for a curve.
 
@@ -168,7 +169,7 @@ class RunRecord(Observer):
             say(f"the run record was not written: {error}; {elsewhere} names another place")
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
-            seconds = own_age() + float(os.environ.get("CPUDIST_EARLIER_SECONDS", 0))  # of all attempts
+            seconds = own_age() + float(os.environ.get(EARLIER_SECONDS, 0))  # of all attempts
             speed = f", {text}" if (text := product_speed.text(self.speeds())) else ""
             say(f"{exit} after {duration(seconds)}{steps}{speed}{self._slowest()}{where}")
 
@@ -188,11 +189,11 @@ class RunRecord(Observer):
         A job without an optimizer step gets no new folder: it is a check, or has failed because of a wrong option.
         """
         if self._results is not None and any(self._results.glob("*")):
-            return self._results / _FILE
+            return self._results / RECORD
         if self._run is None or not self.training.steps:
             return None
         self._tells = True  # also in a job of one process, so that the user learns of the folder
-        return self._run / _FILE
+        return self._run / RECORD
 
     def _write_file(self, path: Path, exit: Exit) -> None:
         """Replace the file atomically: readers see the old or the new file."""

@@ -14,7 +14,7 @@ from cpudist.errors import UserError
 from cpudist.observability import product_speed
 from cpudist.observability.rank_table import table as table_of_ranks
 
-_RECORD = "cpudist.json"
+RECORD = "cpudist.json"  # the file of a run record, in its run's folder
 _RANKS = 8  # Rows of the table of ranks.
 _NAME_CELLS = 20  # Longer names of runs take several lines.
 
@@ -57,7 +57,7 @@ class Run:
 
 def read(path: Path) -> Run:
     """Read a run from its record, or from the folder that holds it; UserError if there is no record."""
-    file = path / _RECORD if path.is_dir() else path
+    file = path / RECORD if path.is_dir() else path
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -71,7 +71,7 @@ def read(path: Path) -> Run:
 
 def runs_in(path: Path) -> list[Path]:
     """Return the folders in a folder of runs, oldest first; of another folder or a record the path itself."""
-    records = [] if (path / _RECORD).exists() else [*path.glob(f"*/{_RECORD}")]
+    records = [] if (path / RECORD).exists() else [*path.glob(f"*/{RECORD}")]
     return [file.parent for file in sorted(records, key=lambda file: file.stat().st_mtime)] or [path]
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cpudist.console import names_of, say
-
-JOB_ID = "CPUDIST_JOB_ID"  # in the environment of all processes that `cpudist launch` starts
+from cpudist.processes.attempt import JOB_ID
 
 _HOW = {
     "ended": "ended without an error message (killed, out of memory, or crashed?)",

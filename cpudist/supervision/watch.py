@@ -14,8 +14,9 @@ from functools import partial
 from typing import NoReturn
 
 from cpudist.console import option, say
+from cpudist.processes.attempt import JOB_ID
 from cpudist.processes.ending import after_last_line
-from cpudist.processes.lost_ranks import JOB_ID, LostRank, SilentHosts, tell_launch
+from cpudist.processes.lost_ranks import LostRank, SilentHosts, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision import rank_texts
 from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after

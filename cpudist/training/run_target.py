@@ -26,7 +26,7 @@ def run_target(target: Target, job: Job) -> int:
 
     Return the exit status: 0, or 128 plus the number of the signal that has interrupted the training.
     """
-    job.owned_by_cli = True
+    job.ended_by_run_target = True
     if job.world.rank != 0:
         _quiet_libraries(job.changes)
     if job.options.timeline is not None:

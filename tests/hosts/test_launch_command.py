@@ -23,12 +23,25 @@ from cpudist.hosts.hostfile import parse
 from cpudist.hosts.run import Restarts
 from cpudist.launchers import detect
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi_launcher import Host
+from cpudist.launchers.mpi_launcher import Host, Mpirun
 
 
 def test_inside_a_job() -> None:
     with pytest.raises(UserError, match="a rank of mpich already"):
         job_of({"arguments": ["train.py"]}, detect(HYDRA))
+
+
+@pytest.mark.parametrize(
+    ("words", "saves"),
+    [
+        (["--checkpoint-on-signal", "train.py"], True),
+        (["--checkpoint_on_signal", "train.py"], True),
+        (["train.py", "--checkpoint-on-signal"], False),  # an option of the script
+    ],
+)
+def test_ranks_that_save_on_a_signal_are_known(words: list[str], saves: bool) -> None:
+    job = job_of({"hosts": None, "arguments": words}, detect({}))
+    assert (job.script, job.saves) == ("train.py", saves)
 
 
 def _facts(host: Host, sockets: int) -> Facts:
@@ -48,6 +61,12 @@ def plan_of(monkeypatch: pytest.MonkeyPatch) -> Plan:
         return HostPlan(LaunchOptions(hosts, ["t.py"], **options), IntelMpi)
 
     return make
+
+
+def test_a_dry_run_names_the_interface_that_connects(plan_of: Plan) -> None:
+    hosts = parse("h0\nh1\n")
+    plan_of(Checked({host: _facts(host, 1) for host in hosts}, {}, "lo"), hosts)
+    assert " --interface lo " in module.show(Mpirun(IntelMpi, Path("mpirun")), LaunchOptions(hosts, ["t.py"]))
 
 
 def test_a_rank_for_each_part_of_each_host(plan_of: Plan) -> None:

@@ -89,13 +89,13 @@ def test_later_calls_of_init_add_options(alone: None, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "", "the flag holds"
     with pytest.raises(UserError, match="the backend gloo takes no --comprss"):
         cpudist.init(comprss="bf16")
-    running.owned_by_cli = True  # where shutdown does nothing
+    running.ended_by_run_target = True  # where shutdown does nothing
     assert cpudist.init("ccl").backend == "gloo"
     assert capsys.readouterr().err.endswith("the backend ccl; backend='gloo' comes first\n")
     running.options, running.world = JobOptions(), replace(running.world, backend="ccl")
     with pytest.raises(UserError, match="or --backend gloo for the script's"):
         cpudist.init("gloo")
-    running.owned_by_cli = False
+    running.ended_by_run_target = False
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ class _Compressing:
         (1, 1, "bf16", None, [], "none: all ranks are on one host", ""),
         (0, 1, "auto", None, [], "none: all ranks are on one host", ""),
         (0, 1, None, None, [], "none", ""),
-        (0, 2, "auto", None, ["auto", "bf16"], "bf16", "compression by auto takes bf16: a reason"),
+        (0, 2, "auto", None, ["auto", "bf16"], "bf16", "compression auto chooses bf16: a reason"),
         (1, 2, "auto", None, ["auto", "bf16"], "bf16", ""),
     ],
 )

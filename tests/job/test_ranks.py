@@ -53,7 +53,7 @@ def test_jobs_know_all_ranks_and_leave_nothing_behind() -> None:
             dist.all_reduce(total)
             assert total == job.world.size == 2
             assert [member.placement.rank for member in job.members] == [0, 1]
-            assert (job.timeout, job.restarts, job.owned_by_cli) == (20 + number, 3, False)
+            assert (job.timeout, job.restarts, job.ended_by_run_target) == (20 + number, 3, False)
             assert (job.run_ids, job.earlier_run_ids) == (["again"], {"again"})
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job._context.rendezvous.port)}
             ranks = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}

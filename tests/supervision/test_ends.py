@@ -27,8 +27,9 @@ from cpudist.errors import UserError
 from cpudist.job import Job, fail
 from cpudist.observability import rank_answers
 from cpudist.observability.stack_server import StackAddress
+from cpudist.processes.attempt import JOB_ID
 from cpudist.processes.ending import end_now
-from cpudist.processes.lost_ranks import JOB_ID, told
+from cpudist.processes.lost_ranks import told
 from cpudist.processes.procfs import read
 from cpudist.store import Connection
 from cpudist.supervision import watch
