@@ -9,7 +9,7 @@ FAILED = 1  # the exit status of a failed job
 
 
 class UserError(Exception):
-    """A one-line message that names the cause and the remedy; exit status 2 on the command line.
+    """A one-line message, "CAUSE; REMEDY"; exit status 2 on the command line.
 
     Examples:
         >>> try:
@@ -22,6 +22,12 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Return the text that IPython shows in a cell instead of a traceback."""
         return [f"cpudist: {self}"]
+
+
+def cause_and_remedy(line: str) -> tuple[str, str]:
+    """Return the two parts of the line of a `UserError`."""
+    cause, _, remedy = line.partition("; ")
+    return cause, remedy
 
 
 def expect(what: str, value: object, *kinds: type) -> None:

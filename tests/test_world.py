@@ -14,7 +14,8 @@ from cpudist.errors import UserError
 from cpudist.launchers import Placement
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.openmpi import OpenMpi
-from cpudist.processes.lost_ranks import JOB_ID, LostRank, first_killed, tell_launch, told
+from cpudist.processes.attempt import JOB_ID
+from cpudist.processes.lost_ranks import LostRank, first_killed, tell_launch, told
 from cpudist.world import RankInfo, World, assign_nodes, elsewhere
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)

@@ -126,7 +126,9 @@ def choose(
     """
     chosen = first_usable(AUTO if backend == "auto" else (backend,), options, ask_everyone, is_main_process)
     if backend == "auto" and is_main_process:
-        _tell_of_other_devices(chosen.name)
+        for name, other in plugins().items():
+            if devices := other.devices.found():
+                say(f"backend auto takes {chosen.name}, on the CPU; {devices} of this machine idle (--backend {name})")
     return chosen
 
 
@@ -148,12 +150,6 @@ def first_usable(
         if is_main_process:
             say(f"warning: not using {name}, rank {rank} says: {reason}")
     raise UserError("no backend can be used on all ranks; read the warnings above, and run cpudist doctor")
-
-
-def _tell_of_other_devices(chosen: str) -> None:
-    for name, backend in plugins().items():
-        if devices := backend.devices.found():
-            say(f"backend auto takes {chosen}, on the CPU; {devices} of this machine idle (--backend {name})")
 
 
 @cache

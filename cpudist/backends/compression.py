@@ -26,7 +26,7 @@ def has(backend: Backend, scheme: str) -> bool:
     return scheme in (AUTO, NONE) or scheme.partition(":")[0] in backend.compressions
 
 
-def check_backend(backend: Backend, scheme: str, asked: str) -> None:
+def check_supported(backend: Backend, scheme: str, asked: str) -> None:
     """Check that `backend` supports `scheme`, a result of `check_scheme`; raise `UserError` if not."""
     if not has(backend, scheme):
         known = " or ".join(sorted(backend.compressions))

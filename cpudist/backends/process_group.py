@@ -23,7 +23,7 @@ from cpudist.patching.patch import Patch, apply
 from cpudist.patching.undo import Changes
 from cpudist.world import World
 
-# accelerate and transformers prefer another runtime, if it is installed, to the CPU unless this is set at import.
+# Without this at their import, accelerate and transformers use an accelerator's runtime, if one is installed.
 CPU_ONLY = {"USE_TORCH_XLA": "0"}
 
 # Description of the process groups of background work; their ranks may wait for a long time.
@@ -194,6 +194,7 @@ def _no_gpu(device: Any) -> None:
 
 
 PATCHES = (
+    Patch("torch.distributed.distributed_c10d:default_pg_timeout", "groups of a script get the job's timeout"),
     Patch(
         "torch.cuda:set_device",
         "scripts for GPUs call it without one, and torch's error is about a missing attribute",

@@ -30,7 +30,7 @@ class Batch:
 
 
 class Balance:
-    """The shares of a job's ranks. Every rank has one; rank 0 chooses."""
+    """The shares of a job's ranks. Each rank has a `Balance`; rank 0 chooses the shares."""
 
     def __init__(self, rank: int, ranks: int, store: Store, changes: Changes) -> None:
         self.rank, self.ranks = rank, ranks

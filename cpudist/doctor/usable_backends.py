@@ -12,7 +12,7 @@ from cpudist import backends, launchers
 from cpudist.backends.ccl.compilation import MODULE, find_built
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
-from cpudist.errors import UserError
+from cpudist.errors import UserError, cause_and_remedy
 from cpudist.findings import Finding
 from cpudist.topology.identity import resolved
 from cpudist.topology.kernel_files import Files
@@ -56,7 +56,7 @@ def why_not_ccl() -> str:
 def _ccl() -> Finding:
     slow = "auto is gloo, several times slower than ccl"
     if reason := why_not_ccl():
-        what, _, remedy = reason.partition("; ")
+        what, remedy = cause_and_remedy(reason)
         return Finding("warning", "backend", f"{slow}: {what}", remedy)
     built = find_built()
     if built is None:

@@ -56,7 +56,7 @@ class Context:
 PATCHES = (  # The patches of a module are applied in this order.
     Patch(
         "accelerate.state:PartialState._prepare_backend",
-        "accelerate refuses the backend ccl, and trains every rank alone without cpu=True",
+        "accelerate refuses the backend ccl, and trains without gradient synchronisation unless cpu=True",
         accelerate_patches.prepare_backend,
         "self, cpu, sagemaker_dp, backend",
         until="never: accelerate 1.13 removed ccl (huggingface/accelerate#3883)",
@@ -209,7 +209,7 @@ def _apply_all(module: ModuleType, context: Context) -> None:
 def _leave(module: ModuleType, name: str, package: Any, context: Context) -> None:
     """Go on without the patches of `module`; on gloo with all uses of its class or function `name`, else without any.
 
-    Without its patches accelerate trains on gloo if it is told to use the CPU, otherwise each rank trains alone.
+    Without its patches accelerate trains on gloo if told to use the CPU, otherwise without gradient synchronisation.
     """
     job, version = context.job, f"{package.__name__} {package.__version__}"
     unknown = f"cpudist does not know {version} and cannot keep it on the job's process group"
@@ -230,7 +230,9 @@ def _leave(module: ModuleType, name: str, package: Any, context: Context) -> Non
             raise UserError(f"{unknown}; {remedy}, or use --backend gloo")
         result = original(*args, **kwargs)
         if getattr(args[0] if args else None, "num_processes", job.world.size) == 1 < job.world.size:
-            raise UserError(f"{version} would train each rank alone: give --use_cpu (cpu=True), or {remedy}")
+            raise UserError(
+                f"{version} would train without gradient synchronisation: give --use_cpu (cpu=True), or {remedy}"
+            )
         return result
 
     job.changes.attribute(target, attribute, guarded)

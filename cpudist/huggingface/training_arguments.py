@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from cpudist.backends.compression import AUTO
+from cpudist.backends.compression import AUTO, check_scheme
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job.script_groups import check_backend
@@ -34,7 +34,7 @@ def _flag(default: Any, text: str) -> Any:
 
 @dataclasses.dataclass
 class _Flags:
-    use_ipex: bool = _flag(False, "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means.")
+    use_ipex: bool = _flag(False, "Use Intel's extension for PyTorch; where it is missing, cpudist's operators.")
     own_operators: bool = _flag(True, "With --use_ipex: cpudist's attention, dropout and others where they are faster.")
     trim_padding: bool = _flag(False, "Leave out columns in which a whole batch is padding; the loss stays the same.")
     no_cuda: bool = _flag(False, "The old name of --use_cpu.")
@@ -94,7 +94,8 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         if self.fp16 or self.fp16_full_eval:
             precision.check(torch.float16)
         if self.ddp_compress is not None:
-            job.communication.set_compression(self.ddp_compress, f"--ddp_compress {self.ddp_compress}")
+            asked = f"--ddp_compress {self.ddp_compress}"
+            job.communication.set_compression(check_scheme(self.ddp_compress, asked), asked)
         elif self.use_ipex and job.communication.compression is None:
             job.communication.set_compression(AUTO, "--use_ipex")
         if job.world.device_type not in _get_fused_kernels_supported_devices():

@@ -7,7 +7,7 @@ import torch
 
 from cpudist.backends import Backend
 from cpudist.backends.auto_compression import choose_later
-from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
+from cpudist.backends.compression import AUTO, NONE, check_scheme, check_supported, has
 from cpudist.console import say
 from cpudist.observability.record import RunRecord
 from cpudist.patching.patch import Patch, adjusted
@@ -31,8 +31,8 @@ class Communication:
         self._dropped = False  # whether `device_ids` have been dropped
 
     def set_compression(self, scheme: str, asked: str) -> None:
-        """Set the default scheme of the job's models, or raise UserError; `asked`: the option as the user wrote it."""
-        check_backend(self._backend, check_scheme(scheme, asked), asked)
+        """Set the models' default, a result of `check_scheme`, or raise UserError; `asked`: as the user wrote it."""
+        check_supported(self._backend, scheme, asked)
         self.compression = scheme
 
     def applicable(self, scheme: str | None) -> str | None:
@@ -98,7 +98,7 @@ class Communication:
             self._backend.compress(model, scheme)
             self._record.compression = scheme
             if why and self.world.rank == 0:
-                say(f"compression by auto takes {scheme}: {why}")
+                say(f"compression auto chooses {scheme}: {why}")
 
         if "bf16" in self._backend.compressions:
             choose_later(model, chosen)

@@ -20,7 +20,10 @@ _LATE = ("timeout", "compress", "resume", "async_checkpoint", "stall", "balance"
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options of a job; a wrong value is a `UserError`. Each field is a keyword argument and a command-line flag."""
+    """The options that the user gives a job, as keyword arguments or flags, and the program that it runs.
+
+    A wrong value is a `UserError` here; of `backend`, its options and `interface` at the start, where they are used.
+    """
 
     backend: str = "auto"  # a backend's name, or "auto"
     # The backend's own options, by name; see `Backend.configure`.

@@ -15,6 +15,7 @@ from cpudist import backends
 from cpudist.console import option, say
 from cpudist.errors import UserError
 from cpudist.patching.patch import Patch
+from cpudist.waiting import check_timeout
 from cpudist.world import World
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _joining(original: Any, job: Job) -> Any:
             check_backend(job, asked)
         _check_world(job.world, init_method, world_size, rank, from_variables=store is None)
         if timeout is not None:
-            job.set_timeout(timeout.total_seconds())
+            job.set_timeout(check_timeout(timeout.total_seconds()))
         if not dist.is_initialized():
             remaking = True
             try:

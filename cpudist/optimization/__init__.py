@@ -74,7 +74,9 @@ def optimize(
     if isinstance(model, DistributedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
     computed = precision.fitting(dtype)
-    precision.compute_in(model, torch.float32)  # An earlier call's autocast is around what `apply` replaces.
+    precision.compute_in(
+        model, torch.float32
+    )  # remove an earlier call's autocast first: it wraps what `apply` replaces
     because = ([precision.IN_FLOAT32] if computed is not dtype else []) + ([no_ipex] if no_ipex else [])
     chosen = kernels.note(kernels.apply(model, optimizer, no_ipex, keep_memory, own_operators), computed)
     precision.compute_in(model, computed)

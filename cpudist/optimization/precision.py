@@ -62,9 +62,9 @@ def _has_fast_product() -> bool:
     return seconds(torch.bfloat16) < 4 * seconds(torch.float32)
 
 
-def has_bf16(files: Files | None = None) -> bool:
-    """Return whether this CPU, or that of `files`, has bfloat16 instructions; others convert to float32 and back."""
-    found = features(files or Files())
+def has_bf16() -> bool:
+    """Return whether this CPU has bfloat16 instructions; others convert to float32 and back."""
+    found = features(Files())
     return found is not None and bool(units(found, BFLOAT16))
 
 

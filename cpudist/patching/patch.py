@@ -24,7 +24,7 @@ class Patch:
     target: str  # "module:attribute" or "module:Class.attribute"
     why: str  # the reason, as docs/patches.md shows it
     # Takes the original and the context, and returns the replacement or the changed original. None: only
-    # check that the target exists; another patch uses it.
+    # check that the target exists; code beside the table uses it, or replaces it for a while.
     function: Callable[[Any, Any], Any] | None = None
     # The names of the original's parameters; "..." allows any others. None: do not check them.
     parameters: str | None = None

@@ -24,7 +24,7 @@ def save(ranks: int) -> Path:
 
 
 def _description() -> str:
-    """Describe the usable part of this machine; half of a machine needs another number of ranks."""
+    """Return the key of the stored number: the usable part of this machine. Each part has its own best number."""
     usable = this_machine().usable
     nodes = len({core.numa_node for core in usable.cores})
     return f"{cpu_model()}, {len(usable.cores)} cores, {nodes} NUMA nodes"

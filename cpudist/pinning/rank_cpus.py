@@ -59,7 +59,7 @@ def starter_of(rank_variable: str | None) -> Starter:
             break
     try:
         return Starter(frozenset(os.sched_getaffinity(pid)), variables)
-    except OSError:  # it has ended, or is hidden: only this process's own mask can be read
+    except OSError:  # it has ended, or the kernel refuses: this process's own mask
         return Starter(frozenset(os.sched_getaffinity(0)), variables)
 
 

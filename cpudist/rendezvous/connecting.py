@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _STARTED_SECONDS = 60.0  # Longest time of each step once all ranks have started MPI.
-_NAME_SECONDS = 8.0  # Longest time in which a host's name is unknown, if its name server should have it.
+_NAME_SECONDS = 8.0  # Longest wait for a host's name that its name server should know already (Slurm's).
 _RETRY_SECONDS = 2.0  # Longest attempt and longest pause before a rank reads the store's address again.
 
 

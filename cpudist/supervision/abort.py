@@ -138,7 +138,7 @@ def _launchers_above(processes: dict[int, Process], pid: int) -> list[Process]:
         if process.name in _PROGRAMS | _DAEMONS:
             above.append(process)
         elif above and above[-1].name in _DAEMONS and process.name in SSH_DAEMONS:
-            return [*above, process]  # sshd has started this daemon, and would wait for its lost client
+            return [*above, process]  # after a lost link sshd would wait for its client for ever
         elif above and above[-1].name in _DAEMONS and (parent := processes.get(process.parent)) is not None:
             # A shell may have started the daemon for sshd.
             return [*above, process, parent] if parent.name in SSH_DAEMONS else above

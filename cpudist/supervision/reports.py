@@ -98,7 +98,8 @@ class Explanation:
     def _reached(self, rank: int, example: Call) -> int:
         """Return the number of the newest collective that the rank has called in the group of `example`."""
         calls = (*self.known[rank].finished, *self.known[rank].under_way)
-        return max((call.sequence or 0 for call in calls if _same_group(call, example)), default=0)
+        same = [call for call in calls if (call.group, call.ranks) == (example.group, example.ranks)]
+        return max((call.sequence or 0 for call in same), default=0)
 
     def _not_answering(self) -> list[str]:
         if not (silent := self.silent):
@@ -200,10 +201,6 @@ def _kinds(wait: _Wait) -> list[list[int]]:
         size = (call.bytes, call.dtype) if call.name in _ONE_SIZE else None
         kinds[call.name, size].append(rank)
     return list(kinds.values())
-
-
-def _same_group(call: Call, other: Call) -> bool:
-    return call.sequence is not None and (call.group, call.ranks) == (other.group, other.ranks)
 
 
 def _ranges(ranks: Sequence[int]) -> str:

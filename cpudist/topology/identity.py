@@ -1,6 +1,5 @@
 """Which machine this is, and at which addresses others reach it."""
 
-import itertools
 import os
 import socket
 
@@ -37,20 +36,20 @@ def addresses(interface: str | None = None) -> list[str]:
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = {name: entries for name, entries in psutil.net_if_addrs().items() if name in up}
-    if interface is not None:
-        found = {name: entries for name, entries in found.items() if name == interface}
-    outward = [
-        entry.address
+    found = [
+        (name, entry.address)
         for family in (socket.AF_INET, socket.AF_INET6)
-        for entry in itertools.chain(*found.values())
-        if entry.family == family and (interface or not entry.address.startswith(("127.", "::1")))
-        if not entry.address.startswith("fe80")
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if name in up and entry.family == family and not entry.address.startswith("fe80")
     ]
-    if interface is not None and not outward:
+    if interface is None:
+        return [address for _, address in found if not address.startswith(("127.", "::1"))] or ["127.0.0.1"]
+    own = [address for name, address in found if name == interface]
+    if not own:
         why = f"{socket.gethostname()} has no network interface {interface} that is up and has an address"
-        raise UserError(f"{why}; give {option('interface')} one of {', '.join(sorted(up))}")
-    return outward or ["127.0.0.1"]
+        raise UserError(f"{why}; give {option('interface')} one of {', '.join(sorted({name for name, _ in found}))}")
+    return own
 
 
 def resolved(name: str) -> set[str]:

@@ -66,7 +66,11 @@ def test_an_unknown_accelerate_trains_as_one_world_or_not_at_all(monkeypatch: py
         cpudist.init("gloo", pin=False)
         for cpu in (False, True):
             accelerate.state.AcceleratorState._reset_state(True)
-            with nullcontext() if cpu else pytest.raises(UserError, match="each rank alone: give --use_cpu"):
+            with (
+                nullcontext()
+                if cpu
+                else pytest.raises(UserError, match="without gradient synchronisation: give --use_cpu")
+            ):
                 assert accelerate.Accelerator(cpu=cpu).num_processes == 2
         cpudist.shutdown()
 

@@ -105,7 +105,9 @@ def _prepare(mpi4py: Any) -> None:
         remedy = "set mpi4py.rc.thread_level to 'multiple', or use --backend gloo"
         raise UserError(f"MPI was initialised for calls from one thread; {remedy}")
     if level < mpi4py.THREAD_MULTIPLE and mpi4py.COMM_WORLD.rank == 0:
-        say("warning: MPI allows one call at once (MPI_THREAD_SERIALIZED); wait for collectives before calls of mpi4py")
+        say(
+            "warning: MPI takes one call at a time (MPI_THREAD_SERIALIZED); wait for collectives before calls of mpi4py"
+        )
     # MPI_Finalize deletes the attributes of MPI_COMM_SELF first.
     mpi4py.COMM_SELF.Set_attr(mpi4py.Comm.Create_keyval(delete_fn=lambda *_: _complete_calls()), None)
 

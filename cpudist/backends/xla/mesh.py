@@ -23,8 +23,8 @@ Entry: TypeAlias = tuple[str, ...]
 Spec: TypeAlias = tuple[Entry, ...]
 
 # Specs for the parameters of any model; the first pattern that matches a parameter's name counts. As in Megatron-LM
-# (Shoeybi et al., 2019, section 3), the first of two layers is divided by its outputs, the second by its inputs.
-# Nothing is then sent between the two.
+# (Shoeybi et al., 2019, section 3), the first of two layers is sharded along its outputs (column-parallel), the second
+# along its inputs (row-parallel). Nothing is then sent between the two.
 _BY_OUTPUTS: Spec = (("model",), ("fsdp",))  # for weights of shape (outputs, inputs)
 _BY_INPUTS: Spec = (("fsdp",), ("model",))
 _EMBEDDING: Spec = ((), ("fsdp", "model"))  # divides the width, because vocabulary sizes are seldom divisible

@@ -46,7 +46,7 @@ def make_one_world(world: World, changes: Changes) -> None:
 
     torch_xla's collectives then use the default process group, which must be a `TwoSidedGroup`.
     """
-    apply(ONE_WORLD, world, changes)
+    apply(ONE_WORLD_PATCHES, world, changes)
     for name in vars(torch_xla._XLAC):
         if name.startswith("_xla_") and any(word in name for word in _COMMUNICATING):
             changes.attribute(torch_xla._XLAC, name, _refusing(name.removeprefix("_xla_")))
@@ -198,14 +198,14 @@ _ANSWERS = {  # Functions of torch_xla.runtime, and the field of `World` that ea
 }
 _ALONE = "the runtime takes each CPU process for a world of its own (pytorch/xla#9496)"
 
-ONE_WORLD = (  # For several CPU processes, which meet through the host. The context is the `World`.
+ONE_WORLD_PATCHES = (  # For several CPU processes, which meet through the host. The context is the `World`.
     *(Patch(f"torch_xla.runtime:{name}", _ALONE, _answering(field), "") for name, field in _ANSWERS.items()),
     Patch("torch_xla.core.xla_model:all_reduce", _ALONE, lambda *_: all_reduce, "reduce_type, inputs, scale, ..."),
     Patch("torch_xla.core.xla_model:all_gather", _ALONE, lambda *_: all_gather, "value, dim, groups, output, ..."),
     Patch("torch_xla.core.xla_model:xla_rendezvous", _ALONE, lambda *_: xla_rendezvous, "payload, ordinals, tag"),
     Patch(
         "torch.nn.parallel.distributed:DistributedDataParallel.__init__",
-        "gradients that are views of buckets are read before they are computed, otherwise each keeps a bucket",
+        "gradients that are views of a bucket are read before the graph is computed, or each keeps a copy of it",
         lambda constructor, _: adjusted(
             constructor, lambda given: given.setdefault("gradient_as_bucket_view", True), ddp_models.add
         ),
@@ -237,7 +237,7 @@ PATCHES = (  # For every job on xla. The context is its `Program`.
     ),
 )
 
-LOADER = (  # For several ranks. accelerate's loader prefetches a batch in a thread.
+LOADER_PATCHES = (  # For several ranks. accelerate's loader prefetches a batch in a thread.
     Patch(
         "accelerate.data_loader:MpDeviceLoaderWrapper.__iter__",
         "a batch that is prefetched is not known as the last one, so gather_for_metrics keeps repeated samples",

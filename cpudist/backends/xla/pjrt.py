@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from cpudist.backends.xla import mesh
-from cpudist.errors import UserError
+from cpudist.errors import UserError, cause_and_remedy
 from cpudist.patching.undo import Changes
 
 KINDS = ("cpu", "cuda", "tpu")
@@ -99,7 +99,7 @@ def check_variables(variables: Mapping[str, str], ranks: int, *, meshed: bool) -
 def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> None:
     """Raise `UserError` if the variable or call `asked` must not turn on SPMD; `auto`: the compiler's own sharding."""
     if meshed and auto:
-        raise UserError(f"{asked} lets the compiler choose how tensors lie; leave that, or --mesh, out")
+        raise UserError(f"{asked} lets the compiler choose the sharding, which --mesh sets; leave one of them out")
     if not meshed and ranks > 1:
         why = f"{asked} makes one program over the devices of one runtime, and this job has {ranks} ranks"
         raise UserError(f"{why}, each with a device of its own; leave that out, or start one process")
@@ -124,7 +124,8 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
             changes.variable("CPU_NUM_DEVICES", str(count))
     wanted = choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), mesh_text is not None
     if _started_with not in (None, wanted):
-        raise UserError("PyTorch/XLA cannot change devices or take a --mesh later in a process; start another one")
+        why = "PyTorch/XLA cannot change its devices, or whether --mesh is used, between jobs of a process"
+        raise UserError(f"{why}; start a new process")
     _started_with = wanted
 
 
@@ -185,7 +186,7 @@ def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "w
         choice = choose(None, variables)
         lacking = lacks(choice.kind)
     except UserError as error:
-        reason, _, remedy = str(error).partition("; ")
+        reason, remedy = cause_and_remedy(str(error))
         yield "warning", f"--backend xla would fail: {reason}", remedy
         return
     given = [f"{name}={value}" for name, value in own_variables(variables).items()]

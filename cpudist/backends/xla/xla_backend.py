@@ -77,7 +77,7 @@ class XlaBackend(Backend):
 
         changes.variable("USE_TORCH_XLA", "1")  # makes accelerate and transformers prefer torch_xla
         if self.devices.program is not None and self.devices.program.world.size > 1:
-            changes.then(after_import("accelerate.data_loader", lambda _: apply(patches.LOADER, None, changes)))
+            changes.then(after_import("accelerate.data_loader", lambda _: apply(patches.LOADER_PATCHES, None, changes)))
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, which takes `options`; under a mesh, place the model on it instead."""

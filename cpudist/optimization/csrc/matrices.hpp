@@ -1,8 +1,8 @@
 // Copies of the matrices of a head in the layouts that products need.
 //
 // A product takes a bfloat16 second factor with its rows paired: element [k][n] is at [k / 2][n][k % 2], which makes words of 32
-// bits. So the words of rows, transposed, are the paired transpose of the rows, and the words of paired rows, transposed, are
-// the plain transpose. The rows of a float32 factor are not paired: each element is a word.
+// bits. Transposed as such words, rows give their paired transpose, and paired rows their plain transpose. The rows of a float32
+// factor are not paired: each element is a word.
 #pragma once
 
 #include <ATen/core/Tensor.h>

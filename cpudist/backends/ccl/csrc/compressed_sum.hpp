@@ -50,7 +50,7 @@ class CompressedSum {
     if (average_) kernels::divide(values, values, own.count, DataType::kFloat32, ranks_);
   }
 
-  // Writes the own share's sum, for all.
+  // Encodes the sum of this rank's share, which all ranks get.
   void encode_sum(std::byte* to) const {
     const auto own = share(rank_);
     encode(own, to);
