@@ -156,7 +156,7 @@ def main() -> None:
     ccl_group.node_identity = lambda: f"host {place.rank}"  # type: ignore[attr-defined]
     world = cpudist.init("ccl")
     hosts = replace(world, node_rank=world.rank, node_count=world.size, local_rank=0, local_size=1)
-    job.require().world = job.require().communication.world = hosts
+    job.require().world = job.require().ddp_models.world = hosts
     task = Answers(options.questions) if options.questions else SourceCode()
     rows = []
     for scheme in options.schemes:

@@ -152,8 +152,8 @@ def wrap(model: torch.nn.Module, *, compress: str | None = None, **options: Any)
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"wrap takes the model, a Module, not {type(model).__name__}; step takes the optimizer")
     job.record.note_model(model)
-    scheme = job.communication.applicable(compress)
-    return job.communication.wrap(lambda: job.backend.wrap(model, **options), scheme)
+    scheme = job.ddp_models.applicable(compress)
+    return job.ddp_models.wrap(lambda: job.backend.wrap(model, **options), scheme)
 
 
 def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:

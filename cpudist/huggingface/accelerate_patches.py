@@ -69,7 +69,7 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
         trains = not (kwargs.get("evaluation_mode") or args[1:2] == (True,))
         if not trains:
             return original(self, model, *args, **kwargs)
-        return context.job.communication.wrap(lambda: original(self, model, *args, **kwargs))
+        return context.job.ddp_models.wrap(lambda: original(self, model, *args, **kwargs))
 
     return prepare
 

@@ -95,9 +95,9 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
             precision.check(torch.float16)
         if self.ddp_compress is not None:
             asked = f"--ddp_compress {self.ddp_compress}"
-            job.communication.set_compression(check_scheme(self.ddp_compress, asked), asked)
-        elif self.use_ipex and job.communication.compression is None:
-            job.communication.set_compression(AUTO, "--use_ipex")
+            job.ddp_models.set_compression(check_scheme(self.ddp_compress, asked), asked)
+        elif self.use_ipex and job.ddp_models.compression is None:
+            job.ddp_models.set_compression(AUTO, "--use_ipex")
         if job.world.device_type not in _get_fused_kernels_supported_devices():
             _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:

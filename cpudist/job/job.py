@@ -19,7 +19,8 @@ from cpudist.balance.agreed import Balance
 from cpudist.balance.sampler import follow_loaders
 from cpudist.console import option, say
 from cpudist.errors import UserError
-from cpudist.job import communication
+from cpudist.job import ddp_models
+from cpudist.job.ddp_models import DdpModels
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
 from cpudist.job.script_groups import check_backend
@@ -74,10 +75,10 @@ class Job:
         follow_loaders(self.balance, self.counter)
         self.statuses = context.statuses  # returns the newest status of each rank; any thread may call it
         self.record = RunRecord(self)
-        self.communication = communication.Communication(backend, self.world, self.record, self.balance.add_model)
-        apply(communication.PATCHES, self.communication, self.changes)
+        self.ddp_models = DdpModels(backend, self.world, self.record, self.balance.add_model)
+        apply(ddp_models.PATCHES, self.ddp_models, self.changes)
         if options.compress is not None:
-            self.communication.set_compression(options.compress, options.written("compress"))
+            self.ddp_models.set_compression(options.compress, options.written("compress"))
         host = context.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         self._observe()
@@ -176,8 +177,8 @@ class Job:
             say(f"warning: {', '.join(late)} comes too late, since the job has started; give it to {start}")
         if options.timeout is not None and self.options.timeout is None:
             self.set_timeout(options.timeout)
-        if options.compress is not None and self.communication.compression is None:
-            self.communication.set_compression(options.compress, options.written("compress"))
+        if options.compress is not None and self.ddp_models.compression is None:
+            self.ddp_models.set_compression(options.compress, options.written("compress"))
         if options.stall is not None and self.options.stall is None:
             self._end_when_stalled(options.stall)
         self.options = self.options.filled_from(options)

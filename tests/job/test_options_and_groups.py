@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 import cpudist
 from cpudist.errors import UserError
-from cpudist.job import communication, job_options, require
-from cpudist.job.communication import Communication
+from cpudist.job import ddp_models, job_options, require
+from cpudist.job.ddp_models import DdpModels
 from cpudist.job.job_options import JobOptions
 from cpudist.job.script_groups import check_backend
 from cpudist.patching.patch import apply
@@ -71,9 +71,9 @@ def test_later_calls_of_init_add_options(alone: None, capsys: pytest.CaptureFixt
     assert (running.statuses().keys(), os.environ.get("GLOO_SOCKET_IFNAME")) == ({0}, None)
     cpudist.init(compress="powersgd", async_checkpoint=True, resume="never")
     assert (running.options.resumes, running.options.async_checkpoint) == (False, True)
-    assert running.communication.compression == "powersgd"
+    assert running.ddp_models.compression == "powersgd"
     cpudist.init(compress="none", stall=60)
-    assert running.communication.compression == "powersgd", "the first one holds"
+    assert running.ddp_models.compression == "powersgd", "the first one holds"
     assert (running.options.stall, running._stall.seconds) == (60, 60)
     cpudist.init(stall=70)
     assert running._stall.seconds == 60
@@ -194,9 +194,9 @@ def test_a_model_gets_its_own_compression_or_the_jobs(
         watched.append(model)
         chosen("bf16", "a reason")
 
-    monkeypatch.setattr(communication, "choose_later", choose)
+    monkeypatch.setattr(ddp_models, "choose_later", choose)
     backend, record = _Compressing(), SimpleNamespace(compression=None)
-    ours = Communication(backend, World(rank, 2, rank, 2, 0, nodes, "test"), record, lambda _: None)
+    ours = DdpModels(backend, World(rank, 2, rank, 2, 0, nodes, "test"), record, lambda _: None)
     if default:
         ours.set_compression(default, "")
     ours.wrap(lambda: model, ours.applicable(asked))
@@ -208,9 +208,9 @@ def test_a_model_gets_its_own_compression_or_the_jobs(
 def test_a_scripts_own_ddp_gets_the_compression_and_the_bucket_size_of_the_job() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     backend, record, changes, told = _Compressing(), SimpleNamespace(compression=None), Changes(), list[Any]()
-    ours = Communication(backend, World(0, 2, 0, 2, 0, 2, "test"), record, told.append)
+    ours = DdpModels(backend, World(0, 2, 0, 2, 0, 2, "test"), record, told.append)
     ours.set_compression("bf16", "")
-    apply(communication.PATCHES, ours, changes)
+    apply(ddp_models.PATCHES, ours, changes)
     model, ddp = torch.nn.Linear(1, 1), torch.nn.parallel.DistributedDataParallel
     assert (ddp(model).bucket_bytes_cap, backend.schemes) == (33 << 20, ["bf16"])
     assert ddp(model, [0], output_device=0, bucket_cap_mb=5).bucket_bytes_cap == 5 << 20  # a script for GPUs

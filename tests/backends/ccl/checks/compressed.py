@@ -23,7 +23,7 @@ world = cpudist.init("ccl", timeout=60)
 hosts = int(os.environ["CPUDIST_TEST_HOSTS"])
 running = job.require()
 running.world = replace(world, node_rank=world.rank * hosts // world.size, node_count=hosts)
-running.communication.world = running.world
+running.ddp_models.world = running.world
 group = dist.new_group(pg_options=WireOptions(wire))
 # The relative error of one conversion, of the largest magnitude that the values are converted with.
 ONE = {"bf16": 2**-8, "int8": 0.5 / 127 * 1.0001}[wire]
@@ -94,7 +94,7 @@ def check_residual() -> None:
     """Over many steps the mean of the gradients approaches the exact one: what one step loses, the next one adds."""
     gradients = values(90_000, 5)
     expected = torch.stack(gradients).double().mean(0)
-    running.communication.compression = wire
+    running.ddp_models.compression = wire
     model = torch.nn.Linear(300, 300, bias=False)
     wrapped, total, errors = DistributedDataParallel(model), torch.zeros_like(expected), []
     for step in range(-1, 33):  # the first two are exact
@@ -110,7 +110,7 @@ def check_residual() -> None:
 def trained(compress: str, group: Any = None) -> torch.nn.Module:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
-    running.communication.compression = compress
+    running.ddp_models.compression = compress
     wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(world.rank)

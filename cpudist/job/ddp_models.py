@@ -1,4 +1,4 @@
-"""Compression of gradients between hosts (docs/slow-networks.md)."""
+"""What a job changes in the models that DDP wraps: compression of gradients, bucket sizes, devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ from cpudist.patching.patch import Patch, adjusted
 from cpudist.world import World
 
 
-class Communication:
-    """Applies the compression that the user has chosen for the job or one of its models.
+class DdpModels:
+    """The models of one job that DDP wraps; `wrapped` is called with each of them.
 
-    It calls `wrapped` with each model that DDP has wrapped.
+    Their gradients are compressed between hosts as the user has chosen it for the job or one of its models.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ PATCHES = (
     Patch(
         "torch.nn.parallel.distributed:DistributedDataParallel.__init__",
         "a script's own DDP gets the job's compression and bucket size; device_ids, refused on CPUs, are dropped",
-        lambda constructor, communication: communication._follow_ddp(constructor),
+        lambda constructor, models: models._follow_ddp(constructor),
         "self, module, device_ids, output_device, ...",
     ),
 )
