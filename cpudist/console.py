@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
 
 
 def option(name: str, value: str = "") -> str:
-    """Return an option as a remedy names it: ``--backend gloo``, or in a notebook ``notebook_launcher(…, backend="gloo")``."""
+    """Return an option as a remedy names it: ``--backend gloo``, or ``notebook_launcher(…, backend="gloo")`` there."""
     if "CPUDIST_NOTEBOOK" in os.environ:  # of launchers/notebook.py
         return f"notebook_launcher(…, {name}={json.dumps(value) if value else '…'})"
     return f"--{name.replace('_', '-')} {value}".rstrip()
