@@ -44,11 +44,11 @@ def init(
     single process. Afterwards `torch.distributed` is ready, and the variables that libraries read (RANK, WORLD_SIZE,
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set. Until `shutdown`, accelerate and Trainer join this
     process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call `init` before you import them.
-    A rank that its launcher has not pinned moves to its share of the node's cores and adapts its number of threads,
-    unless the script, OMP_NUM_THREADS or OMP_PROC_BIND sets them (docs/placement.md); `shutdown` undoes that.
-    Calling it again, or under ``cpudist-train``, returns the job's world. Of `timeout`, `compress`, `resume`,
-    `async_checkpoint`, `stall` and `balance`, those not yet set are taken. One line names options that come too late.
-    After `shutdown` it starts a new job, with any backend.
+    A rank that its launcher has not pinned moves to its share of the node's cores, and adapts its number of threads
+    unless the script or OMP_NUM_THREADS has set it; with OMP_PROC_BIND it does neither (docs/placement.md). `shutdown`
+    undoes both. While a job runs, as under ``cpudist-train``, `init` returns the job's world and sets those of
+    `timeout`, `compress`, `resume`, `async_checkpoint`, `stall` and `balance` that are not set yet. One line names
+    options that come too late. After `shutdown`, `init` starts a new job, with any backend.
 
     Args:
         backend: ``"auto"`` is ccl if it loads on every rank, otherwise gloo with one warning line. A named backend has
@@ -64,7 +64,7 @@ def init(
         async_checkpoint: Trainer continues once a checkpoint is copied in memory, while a thread writes the copy.
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.
-        balance: let each rank's share of a step follow its speed: Trainer's, and those of `shares`
+        balance: in Trainer and with `shares`, let each rank's share of a step's samples follow its speed
             (docs/unequal-hosts.md).
         options: the backend's own options, listed by ``cpudist-train --help``: ``--show-sharding`` there is
             ``show_sharding=True`` here. Options of another backend have no effect except a printed line.
@@ -92,14 +92,14 @@ def init(
     launcher = launchers.detect()
     pinning = decide_in_place(launcher, torch.get_num_threads()) if pin else None
     started = enter(launcher, wanted, pinning)
-    started.record.name_run(sys.argv[0])  # into CPUDIST_RUNS, if set: a library writes nothing unasked
+    started.record.name_run(sys.argv[0])  # only into CPUDIST_RUNS: a library writes nothing unasked
     return started.world
 
 
 def enter(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:
     """Start the job that `launcher` describes, and let scripts and libraries join its process group.
 
-    Args and errors are those of `start_job`.
+    The arguments and errors are those of `start_job`.
     """
     if launcher.name != "single":
         show_lines_at_once()
@@ -132,15 +132,15 @@ def wrap(model: torch.nn.Module, *, compress: str | None = None, **options: Any)
         model: the model, on `World.device`.
         compress: the compression of gradients between hosts: "auto", "none", "bf16", "int8", "powersgd" or
             "powersgd:RANK" (docs/slow-networks.md). A scheme that the backend does not have has no effect except a
-            printed line. None: the scheme of ``cpudist-train --compress``, or "none" without this flag.
-        options: options of `DistributedDataParallel`.
+            printed line. None: the job's scheme (from `init` or ``cpudist-train --compress``), by default "none".
+        options: options of `DistributedDataParallel`, or of the backend's own wrapper.
 
     Returns:
         The wrapped model.
 
     Raises:
         UserError: there is no running job, `model` is no module, `compress` is unknown or does not go with the model,
-            or ranks differ in it.
+            or the ranks give different schemes.
 
     Examples:
         >>> world = cpudist.init()
@@ -189,11 +189,12 @@ def batches(loader: Iterable[Any], *, trim: torch.nn.Module | None = None) -> It
 
     Args:
         loader: yields this rank's batches, as with `DistributedSampler`: CPU tensors, also in tuples, lists or dicts.
-        trim: a model of transformers. Columns in which every row is padding are left out of its batches, dicts with an
-            ``attention_mask``, if that does not change the loss that the model computes (docs/trainer.md).
+        trim: the model of transformers that gets the batches, dicts with an ``attention_mask``, on CPUs. Columns in
+            which every row is padding are left out where the model's loss stays the same (docs/trainer.md).
 
     Raises:
-        UserError: there is no running job, the loss of the model `trim` may depend on padding, or a batch has no mask.
+        UserError: there is no running job; or with `trim`, padding may change the model's loss, a batch has no mask, or
+            the devices are not CPUs.
 
     Examples:
         >>> loader = torch.utils.data.DataLoader(torch.ones(40, 8), batch_size=16)
@@ -209,25 +210,24 @@ def batches(loader: Iterable[Any], *, trim: torch.nn.Module | None = None) -> It
 def shares(
     dataset: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
 ) -> SharesSampler:
-    """Return this rank's batches, for the argument `batch_sampler` of a DataLoader; shares may be unequal.
+    """Return a sampler of this rank's batches, for DataLoader's argument `batch_sampler`; shares may be unequal.
 
     The ranks together get the batches that `DistributedSampler` gives them, but no sample twice. The models that `wrap`
-    returns weigh the gradients of unequal batches, so that they are those of one process. The loss must be a mean over
-    the samples of the batch; one that is seen to be a sum is a UserError in its `backward`. With ``--balance``, shares
-    follow the ranks' speeds.
+    returns weight the gradients of unequal batches: their average is then the gradient of one process with all samples.
+    The loss must be a mean over the samples of the batch; `backward` raises UserError for a loss that it recognises as
+    a sum. With ``--balance``, shares follow the ranks' speeds.
 
     Args:
         dataset: the data, of which only the length is used.
-        batch_size: the batch of a rank where all ranks have equal shares.
+        batch_size: the number of samples in a rank's batch if shares are equal.
         shuffle, seed: whether the order changes with each epoch (`set_epoch`), and the seed of all orders.
         drop_last: whether to leave out the last batch of an epoch if it has fewer samples.
 
     Returns:
-        The sampler, with `set_epoch`, `state_dict` and `load_state_dict`: it goes on where the loop was, on any number
-        of ranks.
+        The sampler, with `set_epoch`, `state_dict` and `load_state_dict`: a loop can resume on any number of ranks.
 
     Raises:
-        UserError: there is no running job.
+        UserError: there is no running job, or `batch_size` is no whole number.
 
     Examples:
         Under ``mpirun -n 2 python``, on each rank:
@@ -265,19 +265,19 @@ def mean(tensor: torch.Tensor | float) -> torch.Tensor:
 
 
 def log(*, loss: float | torch.Tensor | None = None, samples: int = 0, tokens: int = 0) -> dict[str, float]:
-    """Log figures of an own training loop, as Trainer does: for `cpudist top`, `summary`, `forecast` and metrics.
+    """Log figures of your own training loop, for `cpudist top`, `summary`, `forecast` and metrics.
 
-    Optimizer steps are counted without it. Trainer's own loops need no call.
+    Optimizer steps are counted without this call. A Trainer needs no call.
 
     Args:
-        loss: the loss of the newest step, on this rank or over all ranks; a tensor of one element is read.
-        samples, tokens: those of this rank since the last call, for the speed of all ranks: ranks count as equal, or by
-            their shares.
+        loss: the loss of the newest step, on this rank or over all ranks: a number, or a tensor of one element.
+        samples, tokens: this rank's samples and tokens since the last call. The speed of all ranks is computed as if
+            the other ranks had as many, or with `shares` in proportion to their shares.
 
     Returns:
-        Figures for a reporter such as TensorBoard or wandb, by name: ``loss``, and on rank 0 once the speed is known
+        Figures for a reporter such as TensorBoard or wandb, by name: ``loss``, and once the speed is known
         ``cpudist_samples_per_second``, ``cpudist_tokens_per_second``, ``cpudist_tokens_per_second_per_core``, after
-        `cpudist test` ``cpudist_product_share``, and of the ranks' waits what Trainer's reporters get.
+        `cpudist test` ``cpudist_product_share``, and on rank 0 the ranks' waits (docs/trainer.md, Reporters).
 
     Raises:
         UserError: there is no running job, the loss is no number, or `samples` or `tokens` is no whole number.

@@ -1,8 +1,8 @@
 """Start the job of a plain script whose TrainingArguments have ``ddp_backend="ccl"``.
 
 Guides for Intel's backend use mpirun, srun or torchrun to start ``python3 run_qa.py … --ddp_backend ccl --use_ipex``.
-torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). It only waits until the
-script imports TrainingArguments, which then accept the documented flags. If a launcher has started the process, the
+torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). When the script later
+imports TrainingArguments, they are patched to accept the documented flags. If a launcher has started the process, the
 first object with ``ddp_backend="ccl"`` calls `cpudist.init`. Objects without such flags change nothing.
 """
 
@@ -48,7 +48,7 @@ def _prepare(module: ModuleType) -> None:
         if isinstance(launcher, Single):
             say(line)
             sys.exit(USER_ERROR)  # in a notebook the process goes on
-        # Without a job the ranks cannot agree on one that reports, and all of them have the same arguments.
+        # All ranks have the same arguments and fail here; without a job the launcher's rank 0 alone prints the line.
         end_now(USER_ERROR, line if launcher.is_main_process else "")
 
     @functools.wraps(original)
@@ -62,7 +62,7 @@ def _prepare(module: ModuleType) -> None:
                 api.init("ccl")
             except UserError as error:
                 job.fail(error, rank=launcher.rank)
-            # If the value is the default object, the user has not set it, so the job's own default applies.
+            # If the value is the default object itself, the user has not set it: the job's own default applies.
             if self.ddp_timeout is default:
                 self.ddp_timeout = timeout.default
             cls.__post_init__(self)  # the job has replaced it

@@ -101,9 +101,9 @@ def build_folder() -> Path:
 
 
 def find(library: Library, cache: Path | None = None) -> Path | None:
-    """Return the library of the cache; None if the compiler has not made it, or no compiler where there is none.
+    """Return the library that the cache has from this machine's compiler; None if it has none.
 
-    `cache` is the folder of compiled libraries; None for `build_folder`.
+    Without a compiler, any compiler's library counts. `cache`: the folder of compiled libraries; None: `build_folder`.
     """
     command, label = _named()
     found = sorted((cache or build_folder()).joinpath(library.key).glob(f"{label if command else '*'}/{library.file}"))
@@ -114,7 +114,7 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     """Return the library of the cache, compiling it if the cache has none.
 
     One process compiles; others on the same machine wait for it. A machine without a compiler uses a library that
-    `cpudist build` made elsewhere. A failure, and a library that another user could have put there, are a UserError.
+    `cpudist build` made elsewhere. Raises UserError if compiling fails, or another user could have written the library.
     """
     if built := find(library, cache):
         return built
@@ -131,7 +131,7 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
 
 
 def _trusted(file: Path, what: str) -> Path:
-    """Return `file`, or raise UserError if another user can write it or the three cache folders above it."""
+    """Return `file`, or raise UserError if another user can change it or one of the three folders above it."""
     for path in (file, *file.parents[:3]):
         if path.exists() and (problem := why_not_trusted(path)):
             remedy = f"mend that (as root: chown -R root {file.parents[2]}), or set CPUDIST_CACHE to another folder"

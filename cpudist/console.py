@@ -23,8 +23,8 @@ _FLUSH_SECONDS = 2.0  # Longest wait: a full pipe or disk may block forever.
 def say(line: str, program: str = "cpudist") -> None:
     """Write `program` and one line in a single call, so that the lines of several ranks do not mix.
 
-    A standard error that is closed or full is ignored. A bar of tqdm, whose line has no end yet, keeps its line. Only
-    the main thread waits for longer than two seconds, such as for a terminal that is paused.
+    If standard error is closed or full, the line is lost. If tqdm shows a progress bar, the line is written below it.
+    If writing blocks, as on a paused terminal, the main thread waits, but other threads wait two seconds at most.
     """
 
     def write() -> None:
@@ -72,7 +72,7 @@ def colored(text: str, level: str) -> str:
 
 
 def curve(losses: Sequence[float]) -> str:
-    """Return the losses as a curve of block characters, in at most 24 cells that show means."""
+    """Return the losses as a curve of at most 24 block characters, each for the mean of some successive losses."""
     losses = [loss for loss in losses if abs(loss) < _LARGEST_LOSS]  # a training that diverges logs NaN
     cells = min(len(losses), _CURVE_CELLS)
     bounds = [number * len(losses) // cells for number in range(cells + 1)] if cells else []
@@ -88,7 +88,7 @@ def number_of(count: int, what: str) -> str:
 
 
 def names_of(things: Iterable[str], noun: str = "host") -> str:
-    """Return names, each once, such as ``h0, h1``; of many the first three and the number of others."""
+    """Return the distinct names, such as ``h0, h1``; of more than three, the first three and the number of others."""
     names = list(dict.fromkeys(things))
     more = len(names) - _NAMES
     return ", ".join(names[:_NAMES]) + (f" and {number_of(more, f'more {noun}')}" if more > 0 else "")
@@ -100,8 +100,8 @@ def duration(seconds: float) -> str:
 
 
 def option(name: str, value: str = "") -> str:
-    """Return an option as a remedy names it: ``--backend gloo``, or ``notebook_launcher(…, backend="gloo")`` there."""
-    if "CPUDIST_NOTEBOOK" in os.environ:  # of launchers/notebook.py
+    """Return an option as the user writes it: ``--backend gloo``, in notebooks ``notebook_launcher(…, backend=…)``."""
+    if "CPUDIST_NOTEBOOK" in os.environ:  # set in the ranks of a notebook (launchers/notebook.py)
         return f"notebook_launcher(…, {name}={json.dumps(value) if value else '…'})"
     return f"--{name.replace('_', '-')} {value}".rstrip()
 

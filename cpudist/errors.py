@@ -25,13 +25,13 @@ class UserError(Exception):
 
 
 def cause_and_remedy(line: str) -> tuple[str, str]:
-    """Return the two parts of the line of a `UserError`."""
+    """Split the line of a `UserError` into its cause and its remedy."""
     cause, _, remedy = line.partition("; ")
     return cause, remedy
 
 
 def expect(what: str, value: object, *kinds: type) -> None:
-    """Raise UserError unless `value`, the argument that `what` names, is of one of `kinds`."""
+    """Raise UserError unless `value` is an instance of one of `kinds`; the message calls it `what`."""
     if not isinstance(value, kinds):
         types = " or ".join(kind.__name__ for kind in kinds)
         raise UserError(f"{what} must be of type {types}, not {type(value).__name__}")

@@ -71,7 +71,7 @@ def new_file(path: Path) -> IO[str]:
 
 def why_not_trusted(path: Path) -> str | None:
     """Return why a user other than this one and root could change `path`; None if no other user could."""
-    if os.statvfs(path).f_flag & os.ST_RDONLY:  # a read-only image; its owners may have other user ids here
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # a read-only image, which may be of a machine with other user ids
         return None
     status = path.stat()
     if status.st_uid not in (0, os.getuid()):

@@ -23,6 +23,6 @@ def last_line(output: str) -> Any:
 
 
 def read(kind: type[T], value: Any) -> T:
-    """Return a JSON value as a `kind`, without fields that it does not have; ValueError for another type or content."""
-    # Without `builtin_types` a text would be taken as base64 for bytes, which are pickles here.
+    """Convert a JSON value to the type `kind`, without unknown fields; raise ValueError if it does not fit."""
+    # Without `builtin_types`, msgspec would decode a string as base64 where a field has bytes, which are pickles here.
     return msgspec.convert(value, kind, str_keys=True, builtin_types=(bytes,))

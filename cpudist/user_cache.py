@@ -1,4 +1,4 @@
-"""Files in the user's cache folder, in which one command stores results for the next."""
+"""Files in the user's cache folder, in which a command stores results for later commands and jobs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Wait with a limit. cpudist waits for other processes only by these functions, and in MPI_Finalize at exit."""
+"""Wait with a limit: for a condition (`poll`), or for a block of code that cannot be interrupted (`bounded`)."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ _LONGEST_TIMEOUT = 1e9  # seconds: sockets, timers and timedelta take no infinit
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
-    """Return the user's timeout `name`, a number or a text, as `usable` seconds, or raise UserError if it is none."""
+    """Return the user's timeout `name`, a number or a text, as `usable` seconds; UserError unless it is above 0."""
     try:
         seconds = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -27,7 +27,7 @@ def check_timeout(value: object, name: str = "timeout") -> float:
 
 
 def usable(seconds: float, least: float = 0.0) -> float:
-    """Limit a timeout to values that sockets and timers accept: from `least` (also for NaN) to 31 years."""
+    """Limit a timeout to values that sockets and timers accept, from `least` to 31 years; NaN becomes `least`."""
     return min(max(least, seconds), _LONGEST_TIMEOUT)  # max returns its first argument if the second one is NaN
 
 
@@ -64,7 +64,7 @@ def poll(
 def announced(describe: Callable[[], str], limit: float) -> Iterator[None]:
     """Print one line if the block takes more than 10 seconds: what it waits for, and `limit` in seconds.
 
-    `describe` is called by another thread. It returns what the block waits for, or "" if another rank prints it; its
+    Another thread calls `describe`, which returns what the block waits for, or "" if another rank prints the line. Its
     errors are ignored.
     """
 
@@ -85,7 +85,7 @@ def bounded(
 
     Args:
         announces: whether this rank also prints a line if the block takes more than 10 seconds.
-        awaited: called by another thread; returns whom the block waits for, for this line.
+        awaited: returns the ranks that the block waits for, as this line names them; another thread calls it.
     """
 
     def end() -> None:

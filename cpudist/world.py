@@ -26,7 +26,7 @@ class World:
     Attributes:
         rank, size: this rank in the whole job, from 0, and the number of ranks.
         local_rank, local_size: the same among the ranks of this node.
-        node_rank, node_count: this node, and the number of nodes; numbered by the launcher, or by lowest rank.
+        node_rank, node_count: this node's number, from the launcher or by its lowest rank, and the number of nodes.
         launcher: the launcher of the job, such as "intel-mpi".
         backend: how the ranks communicate, such as "ccl"; empty before it is chosen.
         hosts: the host name of every node, by node rank; two nodes may have the same name.
@@ -74,16 +74,16 @@ class World:
 class RankInfo:
     """One rank's description of itself, published when the job starts."""
 
-    node: str  # a text that identifies the machine: ranks that share memory have the same
+    node: str  # a text that identifies the machine; equal on all ranks that share memory
     host: str  # the machine's name
     placement: Placement  # the rank's numbers from the launcher
     cpus: tuple[int, ...] = ()  # the logical CPUs that it may use
     threads: int = 1  # the number of its computing threads
     interactive: bool = False  # whether it is a notebook or an interactive session, which an exception does not end
     restarts: int = 0  # how often the job has been restarted, as this rank's launcher counts
-    # The names of the run from this rank's launcher: `Launcher.run_ids`.
+    # The names that this rank's launcher gives the run; see `Launcher.run_ids`.
     run_ids: dict[str, bool] = field(default_factory=dict)
-    # Those of all launchers that the rank has found, before the job changes them: `one_world`.
+    # The variables of all launchers in the rank's environment, before the job changes them; see `one_world`.
     variables: dict[str, str] = field(default_factory=dict)
     not_passed_on: frozenset[str] = frozenset()  # see `Launcher.not_passed_on`
 
@@ -124,7 +124,7 @@ def name_of(world: World) -> str:
 def gather_rank_info(
     launcher: Launcher, interactive: bool, all_gather: Callable[[str, str], list[str]]
 ) -> tuple[World, list[RankInfo]]:
-    """Publish this rank's description; return its place among the others and all descriptions, in rank order.
+    """Publish this rank's description; return this rank's `World`, and the descriptions of all ranks, in rank order.
 
     Raises:
         UserError: the ranks of a node contradict the launcher's numbers.
@@ -144,8 +144,8 @@ def gather_rank_info(
 def assign_nodes(members: Sequence[RankInfo], launcher: str) -> list[World]:
     """Return every rank's place in the job and on its node, in rank order.
 
-    Nodes are distinguished by `RankInfo.node`: two nodes may have the same host name. `members` are in rank order.
-    Ranks of a node that contradict the launcher's numbers are a UserError.
+    Ranks to which the launcher gives the same node rank are on one node; without node ranks, `RankInfo.node` decides,
+    because two nodes may have the same host name. `members` are in rank order. UserError as in `gather_rank_info`.
     """
     nodes: list[_Node] = []
     for rank, member in enumerate(members):
@@ -168,7 +168,7 @@ def assign_nodes(members: Sequence[RankInfo], launcher: str) -> list[World]:
 
 
 def corrected_variables(members: Sequence[RankInfo], launcher: str) -> list[str]:
-    """Return the names of the launchers' variables by which a rank would have been another one."""
+    """Return the names of the launchers' variables that described another rank than the one that had them."""
     places = zip(assign_nodes(members, launcher), members, strict=True)
     return sorted({name for world, one in places for name in one_world.corrected(world.placement, one.variables)})
 

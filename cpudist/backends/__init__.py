@@ -1,10 +1,10 @@
 """The backends, which connect the ranks of a job, behind one interface (`interface.py`).
 
-Each backend has its own file or folder, which contains all code that is specific to oneCCL, gloo or others. A package
-adds a backend, with options of its own, through the entry-point group ``cpudist.backends`` (name =
+Each backend has its own file or folder, which contains all code that is specific to its library. Another package can
+add a backend, with options of its own, through the entry-point group ``cpudist.backends`` (name =
 "package.module:Class"); see `Backend`.
 
-It must not import jobs, optimization, transformers, programs or command lines.
+This package must not import jobs, optimization, transformers, programs or command lines.
 """
 
 import importlib
@@ -90,7 +90,7 @@ def get(name: str) -> type[Backend]:
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
-    """Create the backend `name` (not "auto") and configure it with the user's options; it is not started.
+    """Create the backend `name` (not "auto") and configure it with the user's options, without starting it.
 
     Raises:
         UserError: there is no such backend, or it does not take these options.
@@ -101,7 +101,7 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
 
 
 def plugins() -> dict[str, type[Backend]]:
-    """Return the backends of the entry-point group, by name, except the ones that cannot be imported."""
+    """Return the backends of the entry-point group that can be imported, by name."""
     found = {}
     for name in sorted(_entry_points()):
         try:
@@ -114,7 +114,7 @@ def plugins() -> dict[str, type[Backend]]:
 def choose(
     backend: str, options: Mapping[str, Any], ask_everyone: Callable[[str, str], list[str]], is_main_process: bool
 ) -> Backend:
-    """Return a backend that every rank can use; it is not started. All ranks call it.
+    """Return a backend that every rank can use, without starting it. All ranks call this function.
 
     Args:
         ask_everyone: sends a key and this rank's answer to all ranks; returns all answers, in rank order.
@@ -154,5 +154,5 @@ def first_usable(
 
 @cache
 def _entry_points() -> dict[str, str]:
-    """Return "module:Class" of each backend of an installed package, by name."""
+    """Return "module:Class" of each backend that an installed package adds, by the backend's name."""
     return {point.name: point.value for point in entry_points(group="cpudist.backends")}

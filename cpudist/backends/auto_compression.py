@@ -14,15 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 _WARM_UP = 2  # Steps before the measured ones; DDP rebuilds its buckets after the first step.
 _MEASURED = 3
-_SAMPLE = 4 << 20  # Most float32 values in the timed sum; the time of a larger sum is extrapolated.
+_SAMPLE = 4 << 20  # Largest timed sum, in float32 values; the time of a larger sum is extrapolated.
 _SHARE = 0.1  # Gradients are compressed if communication takes more than this share of a step.
 
 
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
     """Measure the first steps of a model, then call `chosen` with "none" or "bf16" and the reason, on all ranks.
 
-    `chosen` is called at the end of a backward pass in which DDP has averaged. Ranks make equally many such backward
-    passes; their forward passes may differ. `chosen` may communicate, and register a communication hook.
+    `chosen` is called at the end of a backward pass in which DDP has averaged the gradients. All ranks make equally
+    many such backward passes, so `chosen` may communicate; it may also register a communication hook.
 
     Args:
         model: the model. Without DDP, with another communication hook, or without float32 gradients, `chosen` is called

@@ -10,7 +10,7 @@ POWERSGD_RANK = 4
 
 
 def check_scheme(text: str, asked: str) -> str:
-    """Return `text`, or raise UserError unless it is one of `SCHEMES` or "powersgd:RANK".
+    """Return `text` if it is one of `SCHEMES` or "powersgd:RANK"; otherwise raise UserError.
 
     `asked` is the option and value that the user gave, such as "--compress zip", for the error message.
     """

@@ -1,7 +1,7 @@
-"""Measure this rank's waits for DDP's sums: they are waits for futures, which process groups do not count.
+"""Measure how long this rank waits for DDP's sums. DDP waits for futures, and process groups do not count these waits.
 
-DDP waits in a callback at the end of the backward pass; a callback before it and one after it take the times. DDP has
-these times as well, but behind a lock that the backward pass holds while it waits for the slowest rank.
+DDP waits in a callback at the end of the backward pass; two callbacks, before and after DDP's, measure the time. DDP
+has these times as well, but behind a lock that the backward pass holds while it waits for the slowest rank.
 """
 
 import time
@@ -21,13 +21,13 @@ class DdpWaits:
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        # The seconds of the waits that are over, and when the present one has begun: None, none is under way. Replaced
-        # as a whole, since other threads read it.
+        # Seconds of all completed waits, and the start of the wait under way, if any. None before DDP wraps a model.
+        # The tuple is replaced as a whole, because other threads read it.
         self._waited: tuple[float, float | None] | None = None
         changes.then(register_module_module_registration_hook(self._watch).remove)
 
     def seconds(self) -> float | None:
-        """Return the seconds so far, in any thread and at once; None if DDP has wrapped no model."""
+        """Return the seconds waited so far; None if DDP has wrapped no model. Thread-safe, and does not block."""
         if (waited := self._waited) is None:
             return None
         seconds, since = waited
@@ -43,7 +43,7 @@ class DdpWaits:
 
         def before() -> None:
             self._waited = self.seconds() or 0.0, time.perf_counter()
-            queue(after)  # runs after DDP's, which is queued by now
+            queue(after)  # runs after DDP's callback, which is queued by now
 
         def after() -> None:
             self._waited = self.seconds() or 0.0, None

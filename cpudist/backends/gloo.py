@@ -1,4 +1,4 @@
-"""The gloo backend, which comes with torch: slower than ccl, but it needs nothing else."""
+"""The gloo backend of torch. It is slower than ccl, but needs nothing besides torch."""
 
 import json
 import math
@@ -23,8 +23,8 @@ class GlooBackend(ProcessGroupBackend):
 
     def __init__(self) -> None:
         self._summary: dict[str, Any] | None = None  # pg_status of the flight recorder at the last poll
-        self._since = 0.0  # time of the first poll that has found this summary
-        self._lasting: Calls | None = None  # the calls at this summary
+        self._since = 0.0  # time of the first poll that found this summary
+        self._lasting: Calls | None = None  # the calls dumped at this summary; None: not dumped yet
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         # torch keeps 2 000 calls by default; a dump of them takes a third of a second.
@@ -45,11 +45,11 @@ class GlooBackend(ProcessGroupBackend):
         return status and [(group, int(numbers[kind])) for group, numbers in status.items() for kind in kinds]
 
     def calls(self) -> Calls | None:
-        """Return the collectives in torch's flight recorder; it records gloo's from torch 2.9 on.
+        """Return the collectives in torch's flight recorder, which records gloo's from torch 2.9 on.
 
-        A dump takes long, the summary less than a millisecond. So the calls are dumped only if the summary has not
-        changed since the last poll, and once for each summary. Their seconds are counted from the first of these polls,
-        because the recorder uses the wall clock, which may be set.
+        A dump of the calls takes long, a summary less than a millisecond. So the calls are dumped once for each
+        summary, and only if a second poll finds the same summary. The `seconds` of a call count from the first of the
+        two polls, because the recorder's times are of the wall clock, which may be adjusted.
         """
         summary = _recorded(calls=False).get("pg_status")
         if summary is None:
@@ -82,7 +82,7 @@ def _calls() -> Calls:
             finished[name] = _call(entry, known[name])
         else:
             under_way.append(_call(entry, known[name]))
-    # The newest 100 entries are kept, the status of a group always.
+    # The recorder drops old entries, but keeps a status for every group that has had a collective.
     unused = tuple(group.name for name, group in known.items() if name not in recorded["pg_status"])
     return Calls(tuple(under_way), tuple(finished.values()), unused)
 

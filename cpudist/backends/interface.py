@@ -37,7 +37,7 @@ class Call:
 class Calls:
     """This rank's communication at one moment."""
 
-    # Incomplete calls, oldest first; after a timeout ccl keeps those that were incomplete then.
+    # Incomplete calls, oldest first. After a timeout, ccl keeps reporting the calls that were incomplete at that time.
     under_way: tuple[Call, ...] = ()
     finished: tuple[Call, ...] = ()  # the last completed collective of each group
     unused: tuple[str, ...] = ()  # names of the groups without a collective so far
@@ -73,7 +73,7 @@ class Option:
 def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a value for each of a backend's `options`: the user's, or the default if it is missing or None.
 
-    An option that the backend does not have, and a value that is not allowed, are a UserError.
+    Raise UserError for an unknown option, a value that is not allowed, and an option without the one that it needs.
     """
     known = {option.name: option for option in options}
     values = {name: value for name, value in values.items() if value is not None}
@@ -93,8 +93,8 @@ def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, 
 class Devices:
     """The devices of a backend's ranks; this class describes the CPU, which computes eagerly.
 
-    A backend for other devices overrides the methods that differ. Commands call `findings` and `found` before torch is
-    imported, so the module of a subclass imports torch in methods only.
+    A backend for other devices has a subclass, which overrides the methods that differ. Commands call `findings` and
+    `found` before torch is imported, so the module of a subclass imports torch in methods only.
 
     Attributes:
         type: type of the ``torch.device`` of models and batches. For types other than "cpu", `cpudist.optimize` applies
@@ -124,7 +124,7 @@ class Devices:
         return loader
 
     def end_step(self) -> None:
-        """End a step: devices that compute lazily start the step's work without waiting for it."""
+        """End a step: start the step's work on devices that compute lazily, without waiting for it."""
 
     def synchronize(self) -> None:
         """Wait until this rank's device has completed all its work."""
@@ -144,8 +144,8 @@ class Backend(ABC):
     interface does not assume CPU tensors, one process per device, or gradients that are reduced by hooks. `devices`
     describes other devices, and `wrap` may return any model.
 
-    Commands such as ``cpudist-train --help``, and ranks before pinning, import the class before torch is imported. So
-    the module of another package's backend imports torch in its methods only.
+    Commands such as ``cpudist-train --help`` import the class before torch is imported; so do ranks, before they are
+    pinned. The module of a backend from another package must therefore import torch in methods only.
 
     Attributes:
         options: the options of this backend; `configure` takes them.
@@ -163,7 +163,7 @@ class Backend(ABC):
         """Set the `options` to the user's values.
 
         Raises:
-            UserError: the backend has no such options, or a value is not allowed.
+            UserError: an option is unknown or lacks another one that it needs, or a value is not allowed.
         """
         self.configured = with_defaults(self.name, self.options, values)
 
@@ -173,10 +173,10 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, world: World, store: Store, timeout: float) -> None:
-        """Connect the ranks of `world`. All of them call it, and it returns or raises in bounded time.
+        """Connect the ranks of `world`. All ranks call this method; it returns or raises in bounded time.
 
         Args:
-            world: this rank and the others; its `backend` is not set yet.
+            world: this rank and the others; `world.backend` is not set yet.
             store: an empty store that all ranks share.
             timeout: limit for the start and for every later collective, in seconds.
         """
@@ -186,7 +186,7 @@ class Backend(ABC):
         """Release everything; the process may then start a backend again."""
 
     def change_libraries(self, changes: Changes) -> None:  # noqa: B027 - most need nothing of the kind
-        """Make other packages use the same devices during a job; called after `start`.
+        """Make other packages, such as accelerate, use this backend's devices during a job; called after `start`.
 
         Args:
             changes: sets environment variables and attributes of modules; the job undoes them at its end. For a module
@@ -259,7 +259,7 @@ class Backend(ABC):
         return None
 
     def communicated_bytes(self) -> int | None:
-        """Return the bytes communicated by this process (of each call the larger buffer); None: not counted."""
+        """Return the bytes that this process has communicated, counting each call's larger buffer; None: unknown."""
         return None
 
     def has_failed(self) -> bool:
@@ -269,12 +269,12 @@ class Backend(ABC):
     def calls(self) -> Calls | None:
         """Return this rank's communication at this moment; None: unknown.
 
-        Any thread may call this at any time, also while another one is blocked in a call. It takes milliseconds. If a
-        call blocks inside a transport, as during the creation of a group, this returns None within 0.2 s.
+        Any thread may call this at any time, also while another thread is blocked in a call. It takes milliseconds. If
+        a call blocks inside a transport, as during the creation of a group, this returns None within 0.2 s.
         """
         return None
 
     def progress(self) -> list[tuple[str, int | None]] | None:
-        """Return (group, sequence) of each group's last finished collective and of newer calls. Thread-safe."""
+        """Return (group, sequence) of each group's last completed collective and of newer calls. Thread-safe."""
         calls = self.calls()
         return None if calls is None else [(call.group, call.sequence) for call in (*calls.finished, *calls.under_way)]

@@ -23,19 +23,19 @@ from cpudist.patching.patch import Patch, apply
 from cpudist.patching.undo import Changes
 from cpudist.world import World
 
-# Without this at their import, accelerate and transformers use an accelerator's runtime, if one is installed.
+# accelerate and transformers read this at import; without it they use an accelerator's runtime if one is installed.
 CPU_ONLY = {"USE_TORCH_XLA": "0"}
 
-# Description of the process groups of background work; their ranks may wait for a long time.
+# `group_desc` of the process groups for background work, in which ranks may wait for a long time.
 BACKGROUND = "cpudist background"
 
-# The steps before this one are averaged exactly, because the first steps change parameters most. torch requires at
+# Gradients of earlier steps are averaged exactly, because the first steps change parameters most. torch requires at
 # least 2, because DDP rebuilds its buckets after the first step.
 _FIRST_STEP_OF_POWERSGD = 10
 
 
 class ProcessGroupBackend(Backend):
-    """A backend whose default process group is registered under the backend's name. DDP reduces the gradients."""
+    """A backend that `init_process_group` creates by the same name. DDP reduces the gradients."""
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
     _powersgd: Any = None  # state of torch's PowerSGD hook
@@ -45,7 +45,7 @@ class ProcessGroupBackend(Backend):
         init_group(self.name, world, store, timeout)
 
     def change_libraries(self, changes: Changes) -> None:
-        if self.devices.type == "cpu":  # elsewhere the sums are only queued when the callback returns
+        if self.devices.type == "cpu":  # on other devices DDP's sums are only queued when `DdpWaits` stops timing
             self._ddp_waits = DdpWaits(changes)
             apply(PATCHES, None, changes)
         # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
@@ -90,7 +90,7 @@ class ProcessGroupBackend(Backend):
         return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
 
     def communication_seconds(self) -> float | None:
-        """Return the waits in DDP's backward passes; None without DDP: c10d does not count the others."""
+        """Return the seconds of waits in DDP's backward passes; None without DDP, because c10d counts no waits."""
         return None if self._ddp_waits is None else self._ddp_waits.seconds()
 
     def ddp_options(self) -> dict[str, Any]:
@@ -118,8 +118,8 @@ class ProcessGroupBackend(Backend):
 def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return a communication hook that starts a bucket after it has completed the previous one.
 
-    PowerSGD's hook calls two collectives for each bucket, the second one in a callback of the first. With several
-    buckets, ranks could call them in different orders.
+    PowerSGD's hook calls three collectives for each bucket, each later one in a callback of the one before. With
+    several buckets, ranks could call them in different orders.
     """
     last: torch.futures.Future[torch.Tensor] | None = None
 
@@ -131,7 +131,7 @@ def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
         def begin(_: object) -> None:
             try:
                 hook(state, bucket).add_done_callback(end)
-            except Exception as error:  # noqa: BLE001 - raised by the wait for the average
+            except Exception as error:  # noqa: BLE001 - the wait for the average raises it
                 average.set_exception(error)  # type: ignore[arg-type]
 
         def end(found: torch.futures.Future[torch.Tensor]) -> None:
@@ -205,7 +205,7 @@ PATCHES = (
 
 
 def _prefer_cpu(changes: Changes, module: ModuleType) -> None:
-    """Patch accelerate or transformers as if CPU_ONLY had been set at their import."""
+    """Patch `module`, of accelerate or transformers, as if CPU_ONLY had been set when it was imported."""
     for name, value in {"USE_TORCH_XLA": "0", "_torch_xla_available": False}.items():
         if hasattr(module, name):
             changes.attribute(module, name, value)

@@ -15,18 +15,18 @@ from cpudist.patching.patch import Patch, adjusted, apply
 from cpudist.patching.undo import Changes
 
 _PERIOD = 10  # Shares may change every 10 batches.
-_KEPT = 100  # After so many periods every rank has read an agreement, however far its loader is ahead.
+_KEPT = 100  # The shares of a period stay in the store for 100 periods; by then every rank has read them.
 _CHOSEN = "balance/chosen"
 
 
 @dataclass
 class Batch:
-    """A batch of this rank: the number of its samples, and its weight in the average of all ranks."""
+    """A batch of this rank: its number of samples, and the weight of its gradient in the average of all ranks."""
 
     samples: int
     weight: float
     weighted: bool = False  # whether a model has applied the weight
-    stepped: bool = False  # whether an optimizer has made a step since the loop took it
+    stepped: bool = False  # whether an optimizer has made a step since the loop took the batch
 
 
 class Balance:
@@ -34,27 +34,27 @@ class Balance:
 
     def __init__(self, rank: int, ranks: int, store: Store, changes: Changes) -> None:
         self.rank, self.ranks = rank, ranks
-        self.follows_speeds = False  # whether shares follow the ranks' speeds; otherwise they stay as they are
-        # On rank 0 the newest shares, in any unit; samplers get them later, all ranks at the same batch.
+        self.follows_speeds = False  # whether shares follow the ranks' speeds; otherwise they stay equal
+        # On rank 0 the newest shares, in any unit. Samplers apply them later, on all ranks from the same batch on.
         self.chosen: tuple[float, ...] = (1.0,) * ranks
         self.per_step = 0  # samples of all ranks in a step, or in a loop's largest batch; 0: not known yet
-        self.least, self.computed = 1, 0  # the smallest share of a step; the samples that this rank has computed
+        self.least, self.computed = 1, 0  # smallest share of a step; samples computed by this rank so far
         self._store, self._changes = store, changes
-        self._agreed: dict[str, tuple[int, tuple[float, ...]]] = {}  # of each sampler the newest period and its shares
+        self._agreed: dict[str, tuple[int, tuple[float, ...]]] = {}  # by sampler: the newest period and its shares
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._samplers = 0
         self._batch: Batch | None = None
-        self._other_since = False  # whether the loop has taken a batch of another loader since
+        self._other_since = False  # whether the loop has taken a batch of another loader since `_batch`
 
     def follow_speeds(self, begin: str | None = None) -> None:
-        """Let shares follow the ranks' speeds; the first ones are those that the hostfile gives, or equal."""
+        """Let shares follow the ranks' speeds; `begin` has the first ones, as "0.7,0.3" (None: equal shares)."""
         self.follows_speeds = True
         given = tuple(map(float, begin.split(","))) if begin else ()
         if len(given) == self.ranks:
             self.chosen = given
 
     def number_sampler(self) -> str:
-        """Return the name of a new sampler; ranks make their samplers in the same order."""
+        """Return a name for a new sampler: the same on all ranks, as they make their samplers in the same order."""
         self._samplers += 1
         if self._samplers == 1 and self.ranks > 1:
             apply(PATCHES, self, self._changes)
@@ -65,8 +65,8 @@ class Balance:
     def agreed(self, sampler: str, number: int) -> tuple[float, ...]:
         """Return the shares for batch `number` of a sampler.
 
-        The first rank in a period fixes its shares: the newest ones that rank 0 has published. So no rank waits for
-        another one, although loaders take batches ahead.
+        The first rank that reaches a period fixes the shares of all ranks for it: the newest that rank 0 has
+        published. So no rank waits for another one, although loaders take batches ahead.
         """
         period = number // _PERIOD
         known, shares = self._agreed.setdefault(sampler, (-1, self.chosen))
@@ -81,14 +81,14 @@ class Balance:
         return shares
 
     def take(self, batch: Batch) -> None:
-        """Note that the loop has taken `batch`; its weight holds for forward passes until it takes the next one."""
+        """Note that the loop has taken `batch`, whose weight applies to forward passes until the next batch."""
         self._batch, self._other_since = batch, False
 
     def take_other(self) -> None:
         """Note that the loop has taken a batch of a loader with equal shares."""
         self._other_since = True
         if self._batch and self._batch.weighted and self._batch.stepped:
-            self._batch = None  # the loop is done with it
+            self._batch = None  # the loop no longer needs this batch
 
     def end_step(self, _optimizer: Any) -> None:
         """Note an optimizer's step; raise UserError if no model has applied the weight of the batch."""
@@ -100,7 +100,7 @@ class Balance:
             batch.stepped = True
 
     def check_loss(self, given: dict[str, Any]) -> None:
-        """Raise UserError if the loss of a weighted batch is a sum over its samples, as far as its graph shows.
+        """Raise UserError if the autograd graph shows that the loss of a weighted batch is a sum over its samples.
 
         `given` has the arguments of `torch.autograd.backward`.
         """
@@ -110,7 +110,7 @@ class Balance:
             raise UserError(f"the loss is a sum over the samples of a batch, and cpudist.shares weighs means; {remedy}")
 
     def of_all_ranks(self, count: int) -> int:
-        """Return the count of all ranks, such as of tokens, given this rank's in batches like the newest one."""
+        """Return a count, as of tokens, over all ranks: `count` divided by this rank's part of the newest batch."""
         return round(count * self.ranks / (self._batch.weight if self._batch and self._batch.weight else 1))
 
     def add_model(self, model: torch.nn.Module) -> None:
@@ -131,7 +131,7 @@ class Balance:
     def _weight(self, inputs: Iterable[torch.Tensor]) -> float:
         """Return the weight of the batch in a model's inputs.
 
-        A loop that takes batches ahead of their use is refused on at least one rank, as soon as two batches differ in
+        If a loop takes batches ahead of their use, at least one rank raises UserError as soon as two batches differ in
         the number of samples; then no rank makes the step.
         """
         batch, shapes = self._batch, [tuple(tensor.shape) for tensor in inputs if tensor.dim()]

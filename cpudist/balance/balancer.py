@@ -1,15 +1,15 @@
-"""Choose new shares on rank 0 where the ranks' speeds have changed for good.
+"""Choose new shares on rank 0 if the ranks' speeds have changed lastingly.
 
-A rank's speed is the number of its samples, divided by the time that it has not waited for communication. The excess of
-the present shares is the time that they take more than the best whole shares, divided by the time of these.
+A rank's speed is its number of samples divided by its time without communication waits. The excess of the present
+shares is the time of a step with them, divided by the time with the best whole shares, minus 1.
 
-The test is sequential, so that a larger excess takes fewer steps (Page, "Continuous inspection schemes", 1954): a score
+The test is sequential: a larger excess is found in fewer steps (Page, "Continuous inspection schemes", 1954). A score
 grows by excess / (2 * noise) - ln 2 in each observation, does not fall below 0, and ends the test at `LIMIT`.
 
 False alarms: if the excess of equal ranks is at most exponentially distributed with the mean `noise`, the mean of
 exp(growth) is at most 1, and the test ends less than once in e**LIMIT independent observations (Lorden, "Procedures for
-reacting to a change in distribution", 1971): in 9 days of observations 0.25 s apart. Delays of a machine last longer
-than short steps. `_MOST` limits a score's growth: a few long steps, such as those that save, are not enough.
+reacting to a change in distribution", 1971), or 9 days. A delay may last for several short steps, so an observation is
+one step, or 0.25 s if steps are shorter. `_MOST` limits growth, so a few long steps, as for saving, are not enough.
 """
 
 import math
@@ -26,9 +26,9 @@ LIMIT, _MOST = 15.0, 2.5
 _NOISE = 0.07
 _OBSERVATION_SECONDS = 0.25
 _PAUSE = 100  # Fewest steps between two changes.
-_GAIN = 0.05  # Smallest share of a step's time that is worth new shares.
-_TOLD = 8  # The shares of so many ranks are told one by one.
-_UNSEEN = 30  # Steps without a batch of `cpudist.shares` after which the loop is told.
+_GAIN = 0.05  # Smallest relative speed-up of a step for which shares are changed.
+_TOLD = 8  # The message lists the shares of up to so many ranks one by one.
+_UNSEEN = 30  # Warn if so many steps have used no batch of `cpudist.shares` or a Trainer.
 
 Paces = Mapping[int, Pace]
 
@@ -53,13 +53,13 @@ class Balancer:
         self._balance = balance
         alone = len(set(hosts)) == len(hosts)
         self._names = [host if alone else f"rank {rank}" for rank, host in enumerate(hosts)]
-        self.evidence: Evidence | None = None  # that other shares would be better, as long as it grows
+        self.evidence: Evidence | None = None  # evidence for other shares; None: score 0
         self._changed_at = -_PAUSE
         self._largest: tuple[int, ...] = ()
         self._warned = False
 
     def compare(self, before: Paces, now: Paces) -> dict[str, Any] | None:
-        """Return the new shares for the run record if they change, given two readings of all ranks' paces."""
+        """Change the shares if two readings of all paces justify it; return the change for the run record."""
         balance = self._balance
         if not balance.follows_speeds:
             return None
@@ -83,7 +83,7 @@ class Balancer:
         return self._change(shares, _speeds(evidence.begin, now) or speeds, now)
 
     def _best(self, speeds: tuple[float, ...], now: Paces) -> tuple[int, ...]:
-        """Return the best shares that fit the ranks' memory, if each sample takes its part of all that a rank has."""
+        """Return the best shares that fit the ranks' memory, taking a rank's memory as proportional to its share."""
         room = (1 + now[rank].available / max(now[rank].memory, 1) for rank in range(len(speeds)))
         most = tuple(int(share * times) for share, times in zip(self._largest, room, strict=True))
         return divide(self._balance.per_step, speeds, self._balance.least, most)

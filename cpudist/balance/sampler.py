@@ -1,4 +1,4 @@
-"""The batches of a rank in loops of one's own; Trainer's are in huggingface/uneven_shares.py."""
+"""The batches of a rank in a user's own loop; huggingface/uneven_shares.py has the batches of Trainer."""
 
 from collections import deque
 from collections.abc import Iterator, Sized
@@ -14,10 +14,10 @@ from cpudist.supervision.step_counter import StepCounter
 
 
 class SharesSampler(Sampler[list[int]]):
-    """Yield this rank's part of each batch of all ranks, which has the samples of `DistributedSampler`'s.
+    """Yield this rank's part of each global batch, which has the same samples as with `DistributedSampler`.
 
-    At the end of an epoch no sample is repeated: a batch with fewer samples than ranks has fillers of weight 0. The
-    arguments are those of `cpudist.shares`.
+    No sample is repeated at the end of an epoch: a rank without a sample in the last batch gets a filler of weight 0.
+    The arguments are those of `cpudist.shares`.
     """
 
     def __init__(
@@ -28,20 +28,20 @@ class SharesSampler(Sampler[list[int]]):
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._name = balance.number_sampler()
         self._total = 0  # batches that the loop has taken since the job has started
-        self._ahead: deque[Batch] = deque()  # yielded, and not taken by the loop yet
+        self._ahead: deque[Batch] = deque()  # batches yielded, but not taken by the loop yet
         self._epoch = self._start = self._taken = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which changes the order of samples; an epoch other than the loaded one begins at its start."""
+        """Set the epoch, which changes the order of samples; only the epoch of a loaded state resumes midway."""
         if epoch != self._epoch:
             self._epoch, self._start, self._taken = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of the loop, and the samples of a batch of all ranks."""
+        """Return the position of the loop, and the number of samples in a global batch."""
         return {"epoch": self._epoch, "batch": self._taken, "samples": self._samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at the position of a saved state, with as many samples in a batch, on any number of ranks."""
+        """Go on at the position of a saved state, with its global batch size, on any number of ranks."""
         self._epoch, self._start, self._samples = state["epoch"], state["batch"], state["samples"]
         self._taken = self._start
 
@@ -51,7 +51,7 @@ class SharesSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
-        before = self._total - self._start  # without what loaders have taken ahead, which ranks may differ in
+        before = self._total - self._start  # batches taken ahead do not count: ranks may differ in them
         self._taken, self._start = self._start, 0  # the next epoch begins at its start
         self._ahead.clear()
         for number in range(self._taken, len(self)):
@@ -63,7 +63,7 @@ class SharesSampler(Sampler[list[int]]):
             yield own or order[:1]
 
     def take(self) -> None:
-        """Note that the loop takes the next batch of those that were yielded."""
+        """Note that the loop takes the oldest yielded batch that it has not taken yet."""
         self._taken, self._total = self._taken + 1, self._total + 1
         self._balance.take(self._ahead.popleft())
 

@@ -1,7 +1,7 @@
 """The weights of unequal batches in the average of gradients.
 
-DDP averages the gradients of the ranks, each the mean over a rank's own batch. With n of N samples on one of W ranks,
-its gradient needs the weight W n / N. Weights are applied to the gradients of the model's outputs.
+DDP averages the gradients of the ranks, each the mean over a rank's own batch. If a rank has n of the N samples of W
+ranks, its gradient needs the weight W n / N. Weights are applied to the gradients of the model's outputs.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 def sums_over(loss: torch.Tensor, samples: int) -> bool:
-    """Return whether the last operations of `loss` add up a batch of `samples`, and divide by nothing."""
+    """Return whether the last operations of `loss` add up a batch of `samples` without dividing the sum."""
     nodes = [loss.grad_fn]
     while nodes:
         node: Any = nodes.pop()
@@ -54,7 +54,7 @@ class _Weighted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, weight: float) -> torch.Tensor:
         ctx.weight = weight
-        return tensor.detach()  # a view would forbid operations in place
+        return tensor.detach()  # if this were a view, in-place operations on it would fail
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

@@ -37,7 +37,7 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=0)
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False, only: Sequence[str] = ()) -> list[Comparison]:
-    """Measure `ALONE` and all candidates, or those in `only`, on all ranks, which must be on several hosts."""
+    """Measure `ALONE`, and all other candidates or those in `only`. All ranks, on several hosts, must call this."""
     if world.node_count == 1:
         raise UserError("bench hosts is about the network between hosts; start it as: mpirun -f hostfile -n 2 -ppn 1 …")
     shape = SMALL_SHAPE if quick else _FULL_SHAPE

@@ -29,8 +29,8 @@ _MATRIX = 1024  # rows and columns
 _COPIED_BYTES = 1 << 27  # more than caches hold
 _RATE_SECONDS = 1.0
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
-_CALLS, _FEWEST_CALLS = 5, 1  # a slow network takes long
-_AGAIN = 4  # Slow hosts and links are measured again so often, because other programs' noise passes.
+_CALLS, _FEWEST_CALLS = 5, 1  # Calls of each allreduce; fewer on a slow network.
+_AGAIN = 4  # Most repetitions while hosts or links look slow: other programs may have disturbed the measurement.
 _STEPS, _SAMPLES = 5, 24
 _SMALL_BYTES, _ROUND_TRIPS = 8, 20
 _FIRST_BYTES, _MOST_BYTES = 1 << 18, 1 << 26
@@ -80,7 +80,7 @@ def _measure_links(job: Job, hosts: Sequence[HostFigures]) -> list[LinkFigures]:
 
 
 def _measure_host(job: Job) -> HostFigures | None:
-    """Return this host's figures on its first rank. Other ranks of the host wait, since they share its cores."""
+    """Return this host's figures on its first rank, None on its other ranks; these wait, since they share its cores."""
     world = job.world
     with folders.probe(os.getcwd()) if world.rank == 0 else nullcontext("") as probe:
         names: list[Any] = [probe]
@@ -114,7 +114,7 @@ def _figures(name: str, probe: str) -> HostFigures:
 
 
 def _rate(call: Callable[[], object]) -> float:
-    """Return the number of calls per second. It is a mean: a minimum would hide a CPU quota."""
+    """Return the mean number of calls per second; the shortest call would hide a CPU quota."""
     call()
     calls, begin = 0, time.perf_counter()
     while (seconds := time.perf_counter() - begin) < _RATE_SECONDS:
@@ -168,7 +168,7 @@ def pairs_in_rounds(hosts: int) -> list[tuple[int, int]]:
 def _links_from(own: int, ranks: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[LinkFigures]:
     """Return both directions of the links from host `own` to hosts of higher numbers.
 
-    One of each host's `ranks` calls it. `pairs` are pairs of hosts, in the order of their rounds.
+    `ranks` has the first rank of each host; these ranks call this. `pairs` are pairs of hosts, in order of rounds.
     """
     found = []
     for low, high in pairs:
@@ -195,7 +195,7 @@ def _ask(own: int, other: int, rank: int) -> list[LinkFigures]:
 
 
 def _timed(size: int, rank: int, way: int) -> float:
-    """Return the seconds of a message of `size` bytes and of a small one in the other direction."""
+    """Return the seconds of a message of `size` bytes together with a small one in the other direction."""
     message, small = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
     begin = time.perf_counter()
     dist.send(torch.tensor([size, way]), rank)

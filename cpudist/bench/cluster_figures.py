@@ -8,7 +8,7 @@ from cpudist import user_cache
 from cpudist.observability import product_speed
 
 _FILE = "network.json"  # in the user's cache folder
-_EQUAL = 0.85  # Hosts with this share of the fastest one's speed count as equal.
+_EQUAL = 0.85  # Hosts with at least this share of the fastest host's speed count as equal.
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HostFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Messages between two hosts, given by their numbers: seconds of a small one, bytes a second of large ones."""
+    """Latency of a small message (s) and bandwidth of large ones (bytes/s) from host number `source` to `target`."""
 
     source: int
     target: int
@@ -67,7 +67,7 @@ def last_bandwidth() -> float | None:
 
 
 def keep(now: ClusterFigures) -> None:
-    """Store the bandwidth of the network for `cpudist forecast`, and the speeds of products for every job."""
+    """Store the network's bandwidth for `cpudist forecast`, and the hosts' speeds in matrix products for later jobs."""
     product_speed.save({host.name: (host.cores, host.flops) for host in now.hosts})
     if now.bandwidth is not None:
         user_cache.write(_FILE, {"bandwidth": now.bandwidth})

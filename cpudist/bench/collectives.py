@@ -22,13 +22,13 @@ _ALLREDUCE_SIZES = {
     torch.bfloat16: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB),
 }
 _OTHER_SIZES = (16 * _KB, 256 * _KB, 1 * _MB, 16 * _MB)
-_ROTATED_BYTES = 32 * _MB  # rotate buffers of this size, more than a core's own caches hold
+_ROTATED_BYTES = 32 * _MB  # Rotate 2 to 32 buffers, if possible of this total size: a core's caches hold less.
 
 # Returns further candidates for an allreduce by name. Arguments: bytes of a tensor, its type, number of tensors.
 Rivals = Callable[[int, torch.dtype, int], Mapping[str, Candidate]]
 
 _ALLREDUCE = "allreduce"
-# name -> (collective, for each of its tensors whether it holds only one rank's part of the elements)
+# name -> (collective, and for each of its tensors whether the tensor holds only one rank's part of the elements)
 _OPERATIONS: dict[str, tuple[Callable[..., object], tuple[bool, ...]]] = {
     _ALLREDUCE: (dist.all_reduce, (False,)),
     "all_gather_into_tensor": (dist.all_gather_into_tensor, (False, True)),
@@ -69,12 +69,12 @@ def run(
 
 
 def _pairs(own: str, *others: str) -> tuple[tuple[str, str], ...]:
-    """Divide gloo's time by that of the job's process group, and this by each other candidate's."""
+    """Return the pairs to divide: gloo's time by that of the job's group, and the group's by each other candidate's."""
     return tuple((GLOO, own) if name == GLOO else (own, name) for name in others)
 
 
 def _call(name: str, count: int, ranks: int, dtype: torch.dtype) -> Callable[..., object]:
-    """Return an operation on its own buffers, of zeros so that repeated sums do not overflow; it takes the group."""
+    """Return a function that calls a collective on its own buffers, given the group; sums of zeros cannot overflow."""
     collective, divided = _OPERATIONS[name]
     return partial(collective, *(torch.zeros(count // ranks if one else count, dtype=dtype) for one in divided))
 
@@ -94,7 +94,7 @@ def _plan(quick: bool) -> list[tuple[str, torch.dtype, int]]:
 
 
 def _turns(size: int, quick: bool) -> Turns:
-    """Return enough calls for a steady median: some tenths of a second per turn of the slowest candidate."""
+    """Return turns with enough calls for a steady median: a turn of the slowest candidate takes tenths of a second."""
     if quick:
         return Turns(rounds=2, calls=5, warm_up=1)
     if size <= 64 * _KB:

@@ -19,7 +19,7 @@ def judge(now: ClusterFigures) -> list[Finding]:
 
 
 def least_share(hosts: Sequence[HostFigures], quiet: float = 0.5, busy: float = 0.33) -> float:
-    """Return the share of the usual speed below which a host or link is slow. `busy` applies if most hosts are busy."""
+    """Return the share of the usual speed below which a host or link is slow: `busy` if most hosts are busy."""
     return quiet if statistics.median_low(host.load for host in hosts) <= 1 else busy
 
 
@@ -40,7 +40,7 @@ def _loss(now: ClusterFigures) -> Iterator[Finding]:
 
 
 def slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
-    """Yield hosts that compute or copy slower than the others, each with the cause that the figures show."""
+    """Yield a finding for each host that computes or copies slowly, with the cause if the figures show one."""
     least = least_share(hosts, 0.75, 0.5)
     speeds = [{**host.flops, "copying memory": host.copied} for host in hosts]
     usual = {what: statistics.median_high(speed[what] for speed in speeds) for what in speeds[0]}
@@ -55,7 +55,7 @@ def slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
 
 
 def is_starved(host: HostFigures) -> bool:
-    """Return whether a CPU quota leaves a host less than one CPU, so that its messages are late, too."""
+    """Return whether a CPU quota leaves a host less than one CPU; its messages are then late, too."""
     return host.quota is not None and host.quota < 1
 
 
@@ -103,7 +103,7 @@ def slow_and_late(
 
 
 def _links(now: ClusterFigures) -> Iterator[Finding]:
-    """Yield a finding for each host all of whose links are slow or late, and for each pair of other hosts."""
+    """Yield a finding for each host whose links are all slow or late, and for each other pair with such a link."""
     if len(now.hosts) < 3:  # there is no other link to compare with
         return
     slow, late, usual = slow_and_late(now.links, now.hosts)

@@ -17,10 +17,10 @@ from cpudist.console import number_of, say
 from cpudist.errors import UserError
 from cpudist.waiting import poll
 
-_SCRIPT_SECONDS = 180.0  # Limit for the start and the steps of one number of ranks with the user's script.
-_MODEL_SECONDS = 110.0  # Limit for all numbers of ranks with the benchmarks' model, so the command ends in 2 minutes.
+_SCRIPT_SECONDS = 180.0  # With the user's script: limit for the start and the steps of each number of ranks.
+_MODEL_SECONDS = 110.0  # With the benchmarks' model: limit for all numbers of ranks, so the command ends in 2 minutes.
 _END_SECONDS = 60.0
-_BUSY_SECONDS, _BUSY_PERCENT = 0.5, 20.0  # More CPU time of other programs than that makes the figures useless.
+_BUSY_SECONDS, _BUSY_PERCENT = 0.5, 20.0  # If other programs use more CPU time, the figures are useless.
 _WORSE = 0.9  # Below this share of the best speed, more ranks are not tried.
 
 
@@ -30,7 +30,7 @@ class StepsTimedOut(UserError):
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one number of ranks, from the run record of rank 0."""
+    """Figures of a training on `ranks` ranks, from the run record of rank 0."""
 
     ranks: int
     record: Mapping[str, Any]
@@ -75,7 +75,7 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
 
 
 def one(ranks: int, script: Sequence[str], limit: float = _SCRIPT_SECONDS) -> Measured:
-    """Measure one number of ranks within `limit` seconds; raise the errors of `measure`."""
+    """Measure a training on `ranks` ranks within `limit` seconds; raise the errors of `measure`."""
     with tempfile.TemporaryDirectory(prefix="cpudist-measure-") as folder:
         file = Path(folder, "record.json")
         with Path(folder, "output").open("wb+") as output:

@@ -23,7 +23,7 @@ from cpudist.script.target import resolve
 
 _SHAPE = (4, 128)  # samples per rank, tokens per sample
 _WARM_UP = 3  # DDP rebuilds its buckets, and memory grows, in these steps.
-_STEPS, _SECONDS = 8, 8.0  # Measure at least so long. Gradients are timed until step 11.
+_STEPS, _SECONDS = 8, 8.0  # Measure at least so many steps and seconds. Gradients are timed until step 11.
 
 
 def step_hook(file: Path) -> Callable[..., None]:

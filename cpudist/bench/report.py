@@ -50,13 +50,13 @@ class Comparison:
 
 
 def by_kind(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, list[Comparison]]]:
-    """Yield the comparisons of each operation and number format, after their title; all have the same candidates."""
+    """Yield each operation and number format, as a title, with its comparisons, which have the same candidates."""
     for title, group in itertools.groupby(comparisons, lambda one: f"{one.operation}, {one.dtype}"):
         yield title, list(group)
 
 
 def tables(comparisons: Iterable[Comparison]) -> str:
-    """Return the times and ratios: of collectives a table of each by size, of steps a line for each candidate."""
+    """Return tables of times and ratios; a row is a size of a collective, or a candidate for a training step."""
     return "\n\n".join(block for title, kind in by_kind(comparisons) for block in _blocks(title, kind))
 
 

@@ -16,7 +16,7 @@ Candidate = Callable[[int], list[float]]
 CCL, GLOO = "ccl", "gloo"
 COPY, ALONE = "memory copy", "no communication"  # names of candidates that use no network
 _TURN_SECONDS = 1.0
-_FEWEST_CALLS = 8  # A turn keeps at least so many calls, or a fifth: more than its warm-up.
+_FEWEST_CALLS = 8  # A turn of slow calls still has so many, or a fifth if that is more: more than its warm-up.
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def take_turns(
 def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
     """Return a function that calls the next of `calls` each time, in a cycle.
 
-    Each of them has buffers of its own. A buffer that is used again and again stays in the caches, which favours
+    Each of `calls` has buffers of its own. A buffer that is used again and again stays in the caches, which favours
     candidates that copy little.
     """
     following = itertools.cycle(calls)
@@ -101,11 +101,11 @@ def timed(call: Callable[[], object]) -> Candidate:
 def together(candidate: Candidate, group: dist.ProcessGroup | None = None, fewest: int = _FEWEST_CALLS) -> Candidate:
     """Start each turn on all ranks at once, and return each call's mean time over the ranks.
 
-    One rank's time is too short if it may leave a collective early (the root of a broadcast). The slowest rank's time
-    adds up the jitter of all ranks. The times are exchanged in `group`, outside of the timed part.
+    One rank's time is too short if the rank may leave a collective early (the root of a broadcast). The slowest rank's
+    time contains the jitter of all ranks. The times are exchanged in `group`, outside of the timed part.
 
-    A turn takes about a second: of slow calls, such as gloo's among many ranks, up to four fifths are left out, but
-    `fewest` are made.
+    A turn is limited to about a second. If calls are slow, such as gloo's among many ranks, it makes fewer: at least a
+    fifth of `calls`, and at least `fewest`.
     """
 
     def measure(calls: int) -> list[float]:

@@ -19,7 +19,7 @@ from cpudist.console import first_line, names_of
 from cpudist.errors import UserError
 from cpudist.job import current
 
-_PER_THREAD = torch.__version__ >= "2.13"  # before, torch's options of serialisation concern all threads
+_PER_THREAD = torch.__version__ >= "2.13"  # before 2.13, serialisation options apply to all threads
 
 
 def save(
@@ -28,9 +28,9 @@ def save(
     optimizer: torch.optim.Optimizer | None = None,
     **more: Any,
 ) -> None:
-    """Save a training into `folder`; every rank calls it. If a process is killed, the folder is complete or absent.
+    """Save a training into `folder`; all ranks must call this. After a kill, the folder is complete or absent.
 
-    Any backend and any number of ranks can load it. The format is `torch.distributed.checkpoint`'s.
+    Any backend and any number of ranks can load the checkpoint. The format is `torch.distributed.checkpoint`'s.
 
     Args:
         folder: a folder on a disk that all hosts share. An existing checkpoint is replaced.
@@ -58,7 +58,7 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Load a checkpoint of `save` or `Checkpoints` from `folder`; every rank calls it.
+    """Load a checkpoint of `save` or `Checkpoints` from `folder`; all ranks must call this.
 
     Parts are unpickled, so load only checkpoints from people you trust.
 
@@ -66,10 +66,10 @@ def load(
         folder: the checkpoint.
         model: the model to load into, wrapped or not.
         optimizer: its optimizer.
-        more: other objects to load into; a plain value is the default if the checkpoint has none of that name.
+        more: other objects to load into; a plain value is returned if the checkpoint has none of that name.
 
     Returns:
-        The plain values.
+        The plain values by their names.
 
     Raises:
         UserError: there is no checkpoint, it is damaged, or it belongs to another model.
@@ -96,7 +96,7 @@ def write(
     step: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a tree of `state.collect`; every rank calls it. Rank 0 calls `check` before anything is written."""
+    """Write a tree of `state.collect`; all ranks must call this. Rank 0 calls `check` before anything is written."""
 
     def check_all() -> None:
         if target.exists() and not (target / manifest.FILE).is_file() and (target.is_file() or any(target.iterdir())):
@@ -105,18 +105,18 @@ def write(
 
     written = publisher.begin(target.name, ranks, ranks.rank == 0, check_all)
     try:
-        # The manifest has a checksum of each file; torch's own take half of the CPU time.
+        # The manifest has a checksum of each file; torch's own checksums would take half of the CPU time.
         unchecked = {"save.compute_crc32": False} if _PER_THREAD else {}
         with _quiet(), config.patch(unchecked):  # type: ignore[attr-defined]  # torch adds it at run time
             writer = FileSystemWriter(written)
             dcp.save(tree, storage_writer=writer, process_group=ranks.group)
-    except CheckpointException as error:  # on all ranks
+    except CheckpointException as error:  # raised on all ranks
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
         remedy = "make room, or save elsewhere"
         raise UserError(f"rank {rank}: cannot save {target}: {full or first_line(failure)}; {remedy}") from error
 
-    def checksums() -> dict[str, tuple[int, str]]:  # other hosts may not see all of a file yet
+    def checksums() -> dict[str, tuple[int, str]]:  # here, because other hosts may not see whole files yet
         return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"))
 
     def seal(parts: list[dict[str, tuple[int, str]]]) -> None:
@@ -131,7 +131,7 @@ def write(
 
 
 def damage(folder: Path, ranks: Ranks) -> str | None:
-    """Describe the first fault in a checkpoint's files, of which each rank compares a part; None if there is none."""
+    """Describe the first fault in a checkpoint's files, or return None; each rank checks a part of the files."""
 
     def compare() -> str | None:
         if not (folder / manifest.FILE).is_file():
@@ -179,7 +179,7 @@ def read(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide DCP's warnings about a missing process group, and torch 2.8's warning about its own code."""
+    """Hide DCP's warnings about a missing process group, and torch 2.8's warning that its own code causes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)|TypedStorage is deprecated")
         yield

@@ -28,9 +28,9 @@ _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems that cann
 
 @contextlib.contextmanager
 def probe(folder: str | Path) -> Iterator[str]:
-    """Yield the path of a new file in `folder`, to check that hosts share it; empty if none can be written.
+    """Yield the path of a new file in `folder`, to check that hosts share `folder`; empty if no file can be written.
 
-    Its name is unique, because NFS may report a name as missing after an earlier look-up.
+    The file's name is unique, because NFS may report a name as missing after an earlier look-up.
     """
     with contextlib.ExitStack() as stack:
         name = ""
@@ -40,7 +40,7 @@ def probe(folder: str | Path) -> Iterator[str]:
 
 
 def path_of(folder: str | Path) -> Path:
-    """Return the folder that a user has given, with an absolute path; UserError if it is no path."""
+    """Return the absolute path of a folder that a user has given; raise UserError if it is no path."""
     expect("the folder", folder, str, os.PathLike)
     return Path(folder).absolute()
 
@@ -56,13 +56,13 @@ def numbered(folder: str | Path) -> dict[int, Path]:
 
 
 def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path | None = None) -> None:
-    """Delete the oldest checkpoints but `keep`, and neither the newest nor the best.
+    """Delete the oldest checkpoints until `keep` are left, but neither the newest nor the best.
 
     Modification times are not used, because clocks of hosts differ and copying changes the times.
 
     Args:
         found: the checkpoints, in the order of their steps.
-        saved: those that this process has saved, in the order of saving. All others are older, in order of their steps.
+        saved: checkpoints that this process has saved, in the order of saving. All others in `found` count as older.
     """
     ordered = sorted(found, key=lambda path: saved.index(path) if path in saved else -1)
     kept = {*ordered[-1:], *([best] if best in ordered else [])}
@@ -72,7 +72,7 @@ def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path |
 
 
 def restore(folder: Path, name: str = "*") -> None:
-    """Restore checkpoints that a killed process had moved aside to replace them; call it before the job saves."""
+    """Restore checkpoints that a killed process had moved aside to replace them; call this before the job saves."""
     for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/{_pattern(name)}"):
         if not (folder / aside.name).exists():
             with contextlib.suppress(OSError):  # another rank has done it
@@ -86,7 +86,7 @@ def sync(folder: Path) -> None:
 
 
 def publish(written: Path, folder: Path) -> None:
-    """Move the complete checkpoint `written` into `folder`; of several ranks, the first one moves it."""
+    """Move the complete checkpoint `written` into `folder`; if several ranks call this, the first one moves it."""
     target, own = folder / written.name, written.with_name(f"{written.name}.{secrets.token_hex(8)}")
     try:
         written.rename(own)
@@ -103,7 +103,7 @@ def publish(written: Path, folder: Path) -> None:
 
 
 def delete(folder: str | Path, ignore_errors: bool = False) -> None:
-    """Delete a checkpoint like `shutil.rmtree`. A kill meanwhile leaves nothing that looks like a checkpoint."""
+    """Delete a checkpoint like `shutil.rmtree`. A kill during it leaves nothing that looks like a checkpoint."""
     incomplete = Path(folder).parent / INCOMPLETE
     try:
         aside = _move_aside(Path(folder))
@@ -134,7 +134,7 @@ def why_full(error: BaseException | None, folder: Path) -> str | None:
         if (isinstance(error, OSError) and error.errno in _FULL) or os.strerror(errno.ENOSPC) in str(error):
             return _describe(folder)
         error = error.__cause__ or error.__context__
-    try:  # torch's own errors have neither a number nor a reason, so write a probe
+    try:  # torch's own errors have neither an errno nor a cause, so write a probe
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
@@ -163,7 +163,7 @@ def _move_aside(folder: Path, prefix: str = "old-") -> Path:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove `folder`, which is `.incomplete` or a folder in it, and `.incomplete`, if they are empty."""
+    """Remove `folder` if it is empty, then `.incomplete`; `folder` is `.incomplete` or a folder in it."""
     with contextlib.suppress(OSError):  # the folder is not empty
         folder.rmdir()
         if folder.name != INCOMPLETE:

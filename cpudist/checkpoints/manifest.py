@@ -1,6 +1,6 @@
 """The manifest, the last file of a checkpoint: its step, its run, and a checksum of every other file.
 
-Trainer's checkpoints have one, too. A folder with a manifest is a checkpoint of cpudist; others are left alone.
+Checkpoints of Trainer have a manifest, too. `Checkpoints` and `save` never replace a folder of files without one.
 """
 
 import json
@@ -44,7 +44,7 @@ def seal(
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return the content of FILE in `folder`; empty if there is no such file, None if it is damaged."""
+    """Return the content of FILE in `folder`; an empty Manifest if there is no FILE, None if FILE is damaged."""
     try:
         return typed_json.read(Manifest, json.loads((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def checksums(folder: Path, paths: Iterable[Path]) -> dict[str, tuple[int, str]]
 
 
 def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Describe the first fault in part `part` of `parts` of a checkpoint's files; None if there is none, or no FILE."""
+    """Return the first fault in part `part` of `parts` of a checkpoint's files; None without faults or without FILE."""
     said = read(folder)
     if said is None:
         return f"{FILE} cannot be read"

@@ -1,4 +1,4 @@
-"""Save a checkpoint of Trainer or of a user's own loop: all ranks write into a staging directory and publish it.
+"""Save a checkpoint of Trainer or of a user's own loop: ranks write into a staging directory, then publish it.
 
 `Background` writes one checkpoint at a time in a thread, while the training continues. The thread has its own process
 group, because collectives of two threads in one group would mix. It is a group of gloo, which waits without polling.
@@ -44,7 +44,7 @@ class Ranks:
         self.size = dist.get_world_size() if dist.is_initialized() else 1
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order; every rank calls it."""
+        """Return the values of all ranks, in rank order; all ranks must call this."""
         if self.size == 1:
             return [value]
         values = [value] * self.size
@@ -54,7 +54,7 @@ class Ranks:
     def each(self, work: Callable[[], T]) -> list[T]:
         """Run `work`, which must not communicate, and return the results of all ranks.
 
-        If it fails on a rank, all ranks raise a UserError that names the rank, which re-raises its other errors.
+        If `work` fails on a rank, this rank raises the error, and all others raise a UserError that names the rank.
         """
         value: T | None = None
         failed: Exception | None = None
@@ -78,8 +78,8 @@ class Ranks:
 class Publisher:
     """Save checkpoints in `folder`; every rank calls `begin`, writes its part, and calls `complete`.
 
-    If no other job saves there (`alone`), the first `begin` removes the remains of all killed jobs; otherwise only the
-    remains of a checkpoint with the same name. `saved` has this process's checkpoints, in the order of saving.
+    If no other job saves there (`alone`), the first `begin` removes the remains of all killed jobs; every other `begin`
+    only those of a checkpoint with the same name. `saved` has this process's checkpoints, in the order of saving.
     """
 
     def __init__(self, folder: Path, alone: bool = True) -> None:
@@ -91,8 +91,8 @@ class Publisher:
         """Return the folder into which all ranks write the checkpoint `name`.
 
         The folder is unique to this job and this attempt, because a host that was frozen in an earlier attempt may
-        continue to write. One rank of the job `publishes`, or one per host if they share no disk; it calls `check`
-        before anything is written.
+        continue to write. One rank of the job `publishes`, or one per host if hosts share no disk; this rank calls
+        `check` before anything is written.
         """
 
         def prepare() -> str:
@@ -135,7 +135,7 @@ class Publisher:
 
     @contextmanager
     def refusing_full_disk(self, name: str) -> Iterator[None]:
-        """Convert errors of a block that writes a part of the checkpoint `name`, and never waits, to `UserError`."""
+        """Convert disk errors to `UserError` in a block that writes part of checkpoint `name` and waits for no rank."""
         try:
             yield
         except UserError:
@@ -185,7 +185,7 @@ class Background:
         return self._ranks
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run `work` in a new thread; the interpreter waits for it at exit. Call `wait` first."""
+        """Run `work` in a new thread; the interpreter waits for the thread at exit. Call `wait` first."""
         thread = ThreadPoolExecutor(1, "cpudist-checkpoint")
         self._written = thread.submit(_run_aside, work)
         thread.shutdown(wait=False)

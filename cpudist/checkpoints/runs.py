@@ -1,7 +1,7 @@
-"""Find the checkpoints of the running job's run that all ranks see.
+"""Find the checkpoints of the current run that all ranks see.
 
-A launcher names its run (`Launcher.run_ids`), and restarts keep the names. Every checkpoint contains them, so a restart
-ignores the checkpoints of earlier runs in the same folder.
+A launcher names its run (`Launcher.run_ids`), and restarts keep the names. Every checkpoint contains the names, so a
+restart ignores the checkpoints of earlier runs in the same folder.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from cpudist.job import Job
 
 
 def may_be_of_run(job: Job, said: Manifest | None) -> bool:
-    """Return whether an earlier attempt of this run has saved a checkpoint; True if its manifest is damaged."""
+    """Return whether an earlier attempt of this run may have saved the checkpoint; True if its manifest is damaged."""
     return said is None or not job.earlier_run_ids.isdisjoint(said.runs)
 
 
@@ -35,9 +35,9 @@ def newest_whole(
 ) -> Path | None:
     """Return the newest undamaged checkpoint that every rank sees; None if there are no checkpoints.
 
-    Every rank calls it. A damaged checkpoint is reported, and the previous one is used. If hosts share no disk, a kill
-    may have left a checkpoint on some of them only. `remedy` is advice for this case. `damage` returns the fault in a
-    checkpoint, the same on all ranks. Ranks that see no common checkpoint, or only damaged ones, raise UserError.
+    All ranks must call this. A damaged checkpoint is reported, and the previous one is used. If hosts share no disk, a
+    kill may have left a checkpoint on some of them only; `remedy` is advice for this case. `damage` returns the fault
+    in a checkpoint, the same on all ranks. If ranks see no common checkpoint, or only damaged ones, raise UserError.
     """
     ranks = Ranks()
     everyones = ranks.all_gather(set(found))

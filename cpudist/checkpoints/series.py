@@ -18,7 +18,7 @@ _SHARED = "save on a disk that all hosts share"
 
 
 class Checkpoints:
-    """The checkpoints of a training in one folder, each complete or absent. All ranks create and call it together.
+    """The checkpoints of a training in one folder, each complete or absent. All ranks must make the same calls.
 
     Attributes:
         folder: the folder that contains the checkpoints, as ``checkpoint-STEP``.
@@ -61,8 +61,8 @@ class Checkpoints:
     ) -> int:
         """Load the newest complete checkpoint of this run, with the random states of every rank.
 
-        A damaged checkpoint is reported, and the previous one is used. If this run has saved none, the checkpoints of
-        an earlier run in the folder become its own; with ``resume="never"`` they are moved into a folder of their own.
+        A damaged checkpoint is reported, and the previous one is used. If this run has saved none, it takes over the
+        checkpoints of an earlier run in the folder; with ``resume="never"`` they are moved into a subfolder.
 
         Args:
             model: the model to load into, wrapped or not.
@@ -73,7 +73,7 @@ class Checkpoints:
             The step of the checkpoint; 0 if there is none.
 
         Raises:
-            UserError: all checkpoints are damaged, or the checkpoint belongs to another model.
+            UserError: all checkpoints are damaged, ranks see none in common, or the model is another one.
         """
         self.wait()
         state.check_arguments(model, optimizer, more)
@@ -107,7 +107,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None = None,
         **more: Any,
     ) -> None:
-        """Save the training after `step` steps, then delete the oldest checkpoints.
+        """Save the training after `step` steps, then delete this run's checkpoints except the newest `keep`.
 
         Args:
             step: the number of steps so far, the same on all ranks.
@@ -130,7 +130,7 @@ class Checkpoints:
             background.start(lambda: self._write(tree, target, others, step))
 
     def wait(self) -> None:
-        """Wait until an asynchronous checkpoint is complete; raises the errors of `save`."""
+        """Wait until an asynchronous checkpoint is complete, and raise the errors of its `save`."""
         if self._background is not None:
             self._background.wait()
 
@@ -145,7 +145,7 @@ class Checkpoints:
             folders.rotate(self._own().values(), self.keep, publisher.saved)
 
     def _own(self) -> dict[int, Path]:
-        """Return the checkpoints of this run by their steps; all checkpoints if the launcher names no runs."""
+        """Return the checkpoints of this run by their steps; all if it has no name or goes on from an earlier one."""
         job, ours, saved = current(), _ours(self.folder), publisher_of(self.folder).saved
         if job is None or not job.run_ids or self._goes_on:
             return ours
@@ -166,7 +166,7 @@ class Checkpoints:
 
 
 def check_shared(folder: Path, ranks: Ranks) -> None:
-    """Check that all ranks see a file that rank 0 writes into `folder`, or into its nearest parent on all hosts."""
+    """Check that all ranks see a file that rank 0 writes into `folder`, or into the nearest parent that all have."""
     nearest = next(path for path in (folder, *folder.parents) if path.is_dir())
     above = min(ranks.all_gather(str(nearest)), key=len)
     with ExitStack() as stack:

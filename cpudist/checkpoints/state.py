@@ -34,7 +34,7 @@ def collect(
     *,
     copied: bool = False,
 ) -> dict[str, Any]:
-    """Return the tree of a checkpoint, or a copy of it (`copied`) for a background write; every rank calls it."""
+    """Return the tree of a checkpoint, or a copy of it (`copied`) for a background write; all ranks must call this."""
     check_arguments(model, optimizer, more)
     if model is None and not more:
         raise UserError("nothing was given to save; give model=, optimizer=, or values by their names")
@@ -87,7 +87,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load an optimizer's part of a tree; order and groups of the parameters may differ."""
+    """Load an optimizer's part of a tree; its parameters may now have another order or other groups."""
     options = {name: group for group in saved["param_groups"][0] for name in group["params"]}
     packed = optimizer.state_dict()
     state, groups = {}, []

@@ -58,7 +58,7 @@ def _show(text: str) -> None:
 
 
 def _search(words: Sequence[str]) -> Iterator[str]:
-    """Yield each line that has all words, or quoted phrases, after its page; without words the title of each page."""
+    """Yield each line that has all words or quoted phrases, after its page's name; without words, the pages' titles."""
     for path in sorted(PAGES.glob("*.md")):
         for line in path.read_text(encoding="utf-8").splitlines()[: None if words else 1]:
             if all(word.lower() in line.lower() for word in words):

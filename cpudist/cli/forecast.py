@@ -32,7 +32,7 @@ examples:
     cpudist forecast out out4 --network 1gbit
 """
 _BITS = {"mbit": 1e6, "gbit": 1e9}
-_USABLE = 0.9  # usable share of a network's rate; large sums reach 0.9 to 0.95 (docs/ccl-backend.md)
+_USABLE = 0.9  # Usable share of a network's rate; large allreduces reach 0.9 to 0.95 (docs/ccl-backend.md).
 _HEAD = ("hosts", "--compress", "step", "measured", "samples/s", "efficiency", "memory/rank")
 
 

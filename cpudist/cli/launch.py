@@ -60,7 +60,7 @@ def add_options(parser: Parser) -> None:
 
 
 def add_common_options(parser: Parser) -> None:
-    """Add the options that `cpudist run` has, too."""
+    """Add the options that `cpudist launch` and `cpudist run` share."""
     often = "how often to restart after failures, of which those within a day count (default 0)"
     parser.add_argument("--max-restarts", type=count_from_zero, default=0, metavar="N", help=often)
     parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
 
 
 def job_of(values: dict[str, Any], launcher: Launcher) -> LaunchOptions:
-    """Return the job that a command's options describe; `UserError` without TARGET, or in a rank."""
+    """Return the job that a command's options describe; `UserError` without TARGET, or if this process is a rank."""
     if launcher.name != "single":
         why = f"this process is a rank of {launcher.name} already, and cpudist starts the ranks itself"
         raise UserError(f"{why}; run this command alone, or run cpudist-train here")

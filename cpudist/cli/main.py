@@ -1,7 +1,7 @@
 """The command `cpudist`, for everything except training (`cpudist-train`).
 
-It lists the commands and shows their errors. Each command has its own module, which adds its options to a parser and
-is called with the parsed options.
+This module lists the commands and shows their errors. Each command has its own module, which adds its options to a
+parser; its `run` is called with the parsed options.
 """
 
 import difflib
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.run(options, launcher)
             sys.stdout.flush()
     except UserError as error:
-        for line in str(error).splitlines() if launcher.is_main_process else ():  # there may be one for each host
+        for line in str(error).splitlines() if launcher.is_main_process else ():  # some errors have a line per host
             say(line)
         return USER_ERROR
     except BrokenPipeError:  # the reader has closed the pipe, as in `cpudist plan | head`
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_command(words: Sequence[str]) -> None:
-    """Raise a `UserError` if the first word is no command; it names the command that was probably meant."""
+    """Raise a `UserError` if the first word is no command; the error suggests the command with the nearest name."""
     word = words[0] if words else "--help"
     if word.startswith("-") or word in COMMANDS:
         return

@@ -17,9 +17,9 @@ _MOST_RANKS = 10_000  # per node; a plan for more would take minutes
 
 
 class Parser(argparse.ArgumentParser):
-    """Raise a `UserError` for a mistake, so that only one line is shown."""
+    """An argparse parser that raises a `UserError` for a mistake, so that only one line is shown."""
 
-    unknown_option_hint = ""  # remedy for an option that this command does not have; part of the error
+    unknown_option_hint = ""  # remedy in the error for an option that this command does not have
 
     def __init__(self, **settings: Any) -> None:
         settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; with `unknown_option_hint`, an unknown option is a `UserError` here."""
+        """Parse as argparse does; if `unknown_option_hint` is set, an unknown option raises a `UserError` with it."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and self.unknown_option_hint:
             option = unknown[0].partition("=")[0]
@@ -44,7 +44,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ranks_per_node(parser: argparse.ArgumentParser, dest: str, default: str) -> None:
-    """Add `--ppn`; its help names the `default`, or numa where there is none."""
+    """Add `--ppn`; its help gives `default` as its default value, and numa where that does not exist."""
     text = f"ranks on a host: a number, or one per socket, NUMA node or L3 cache (default: {default}, otherwise numa)"
     kinds = "{N,socket,numa,l3}"
     parser.add_argument("--ppn", "--nproc-per-node", dest=dest, type=_ranks_per_node, metavar=kinds, help=text)

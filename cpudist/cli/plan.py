@@ -90,7 +90,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 
 def _shares(hosts: Sequence[Host]) -> str:
-    """Return a line with the parts of a step's samples that a hostfile gives, or that its hosts' speeds propose."""
+    """Return a line with each host's part of a step's samples, from the hostfile or proposed by measured speeds."""
     parts = shares(hosts)
     if not parts and (proposed := proposed_shares(product_speed.of_hosts(host.name for host in hosts))):
         return f"by the speeds that cpudist test has measured, with --balance, for this hostfile: {proposed}"

@@ -117,7 +117,7 @@ def _tables(figures: ClusterFigures) -> str:
 
 
 def _matrix(figures: ClusterFigures) -> Iterator[str]:
-    """Yield a matrix of the links' bandwidths, with slow links in red. It is left out if it is too wide."""
+    """Yield a matrix of the links' bandwidths, with slow links in red; yield nothing if it is too wide."""
     least = least_share(figures.hosts)
     usual = slow_and_late(figures.links, figures.hosts)[2].bandwidth
     cells = {(link.source, link.target): _cell(link.bandwidth / usual, least) for link in figures.links}

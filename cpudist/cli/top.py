@@ -39,7 +39,7 @@ examples:
 
 _SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # sampling intervals; over ssh each sample starts a Python on every host
 _CLEAR = "\033[H\033[J"
-_OTHER_LINES = 4  # of a job: its name, the head of its table, the number of further ranks, its loss
+_OTHER_LINES = 4  # A job also has lines for its name, the table's head, the number of hidden ranks, and the loss.
 
 
 def add_options(parser: Parser) -> None:
@@ -84,7 +84,7 @@ def _look(hosts: Sequence[Host] | None, task: str = "") -> Jobs:
 
 
 def _typed(seconds: float, live: bool) -> str:
-    """Wait for a line from the user and return it; empty after so many seconds without one."""
+    """Return the line that the user types within `seconds`; empty if there is none."""
     sources = [sys.stdin] if live and sys.stdin.isatty() else []
     ready, _, _ = select.select(sources, [], [], seconds)
     return sys.stdin.readline().strip() if ready else ""
@@ -101,7 +101,7 @@ def _show(look: Jobs, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]
 
 
 def _rooms(ranks: Collection[int], free: int) -> list[int]:
-    """Divide lines between jobs of so many ranks: two for each rank, if all jobs have as many or need fewer."""
+    """Divide `free` lines evenly between jobs, given each job's number of ranks; at most two lines for each rank."""
     rooms = dict.fromkeys(range(len(ranks)), 1)
     for left, (need, number) in enumerate(sorted((2 * count, number) for number, count in enumerate(ranks))):
         rooms[number] = max(min(need, free // (len(ranks) - left)), 1)
@@ -118,7 +118,7 @@ def _show_stacks(look: Jobs, rank: int) -> None:
 def _text(
     job: str, ranks: Mapping[int, RankStacks], rows: Sequence[Mapping[str, Any]], room: int, width: int = sys.maxsize
 ) -> list[str]:
-    """Return a job as lines, of them at most `room` for its ranks."""
+    """Return the lines that show a job; at most `room` of them show its ranks."""
     total = max(one.address.size for one in ranks.values())
     restarts = max((row["restarts"] or 0 for row in rows), default=0)
     sent = max((row["bytes_per_second"] or 0 for row in rows), default=0)

@@ -1,7 +1,7 @@
 """The command `cpudist-train`, which every rank of a job runs, under any launcher or alone.
 
-It finds TARGET, starts the job, runs TARGET and shuts the job down. After success it writes the run record; after a
-failure it ends all ranks at once.
+It finds TARGET, starts the job, runs TARGET and shuts the job down; a failure ends all ranks at once. Rank 0 writes
+the run record in both cases.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from cpudist.script.frames import from_user_code, is_user_code
 from cpudist.script.target import Target, resolve
 from cpudist.training.output_log import discard_output, log_output, report_discarded
 
-_OF_BACKEND = "backend option "  # prefix of a backend's options, because their names may equal ours
+_OF_BACKEND = "backend option "  # prefix of the names of a backend's options, which may equal names of cpudist's
 
 _EPILOG = """\
 examples:
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         long_arguments.restore()
     words = sys.argv[1:] if argv is None else list(argv)
-    # Preloading executes the process once more, so it precedes the parsing of the command line, which takes 0.06 s
-    # (mostly for entry points of packages). If --no-pin is an option of the script, `pin` preloads later.
+    # Preloading executes the process once more, so it comes first: parsing takes 0.06 s (mostly for entry points of
+    # packages), and would run twice. If --no-pin is an option of the script instead of ours, `pin` preloads later.
     if argv is None and words and not {"--no-pin", "--help", "-h"} & {*words}:
         preload_allocator()
     launcher = launchers.detect()
@@ -75,20 +75,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_words(words: Sequence[str]) -> tuple[str, bool]:
-    """Return the script in arguments of `cpudist-train` (empty: a module), and if a signal saves a checkpoint."""
+    """Return the script in arguments of `cpudist-train` (empty: no script), and whether a signal saves a checkpoint."""
     options = _parse(_parser(), list(words))
     script = options.target if not options.module and str(options.target).endswith(".py") else ""
     return script, options.checkpoint_on_signal
 
 
 def _arrange_output(launcher: Launcher) -> None:
-    """Print lines at once: rank 0's, or complete ones of all ranks, as CPUDIST_OUTPUT of `cpudist launch` says."""
+    """Show each line at once: rank 0's, or complete lines of all ranks, as `cpudist launch` has set CPUDIST_OUTPUT."""
     show_lines_at_once()
     wanted = os.environ.get(OUTPUT)
     if wanted == "rank0" and launcher.rank:
         discard_output()
     elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(write_through=False)  # PYTHONUNBUFFERED would write parts of lines
+        sys.stdout.reconfigure(write_through=False)  # with PYTHONUNBUFFERED, parts of lines would be written
 
 
 def _parser() -> Parser:
@@ -153,7 +153,7 @@ def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
 
 
 def _add_options(group: argparse._ArgumentGroup, name: str, backend: type[backends.Backend]) -> None:
-    """Add the options of a backend to its group; a name that another backend or cpudist uses is a `UserError`."""
+    """Add the options of a backend to its group; `UserError` if another backend or cpudist uses an option's name."""
     for option in backend.options:
         settings: dict[str, Any] = {"dest": f"{_OF_BACKEND}{option.name}", "help": option.help}
         if option.type is bool:

@@ -1,6 +1,6 @@
-"""Check the installed packages, the choices for a job, and obstacles to it; each finding has its remedy.
+"""Check the installed packages, and what a job would use or miss on this machine; each problem has its remedy.
 
-One file for each group of checks. A check changes nothing. It must not import jobs, transformers or command lines.
+Each file has one group of checks; they only read. This package must not import jobs, transformers or command lines.
 """
 
 import os

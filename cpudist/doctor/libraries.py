@@ -48,7 +48,7 @@ class Loaded:
 
 @cache
 def load() -> Loaded:
-    """Load a rank's libraries in a new process."""
+    """Load a rank's libraries in a new process and return what it has mapped."""
     try:
         built = str(find_built() or "")
     except UserError:  # there is no oneCCL

@@ -31,7 +31,7 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def resolve(name: str) -> Finding:
-    """Resolve the name of this host; MPI and gloo look its address up when they start."""
+    """Resolve the name of this host; MPI and gloo look up its address when they start."""
     found = sorted(resolved(name))
     if not found:
         message = f"this host's name {name!r} has no address, so gloo and MPI cannot start"

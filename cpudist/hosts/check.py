@@ -38,7 +38,7 @@ _RANK_BYTES = 400 << 20  # a rank uses this much after it has imported torch and
 class Checked:
     """The result of a check: the facts of the hosts that answered, and the findings for every host.
 
-    `interface` is the only network interface by which all hosts connect, if the libraries might choose another one.
+    `interface` is the one network interface that connects all hosts, if another one fails; None: use any interface.
     """
 
     facts: dict[Host, Facts]
@@ -57,7 +57,7 @@ def check_hosts(
     Args:
         hosts: the hosts to check. Each must have memory for `slots` ranks, or for one rank if `slots` is None.
         script: the job's script; empty where it has none.
-        by_name: whether the hosts connect to this host by its name (`MpiLauncher.by_name`); otherwise by an address.
+        by_name: whether the hosts connect to this host by its name (`MpiLauncher.by_name`); otherwise by its addresses.
         shared: whether to check that the hosts share this process's working folder.
         interface: the network interface for all traffic, which this host must have; None: any.
     """
@@ -107,7 +107,7 @@ def wait_for(hosts: Sequence[Host], seconds: float) -> None:
 
 
 async def _why_not_up(host: Host) -> str:
-    """Return why a host is not up; empty if it is. It must resolve this host's name, which Hydra's proxies use."""
+    """Return why a host is not up, or "". A host that is up also resolves this host's name, for Hydra's proxies."""
     if await asyncio.to_thread(is_here, host.name):
         return ""
     own = socket.gethostname()
@@ -123,10 +123,10 @@ async def _why_not_up(host: Host) -> str:
 async def _ask_all(
     hosts: Sequence[Host], words: Sequence[str], starter: Sequence[str], networks: bool
 ) -> tuple[list[Facts | Finding], list[Trial]]:
-    """Ask hosts, this one first, for their facts; then let them connect to each other, to this one at `starter`.
+    """Ask hosts for their facts, then let them connect to each other. The first is this host, reached at `starter`.
 
-    With `networks` they try every address where a host has several. Return the facts or an error of each host, and the
-    trials.
+    With `networks`, if any host has several network interfaces, the hosts also try every interface's address. Return
+    the facts or an error of each host, and the trials.
     """
     async with AsyncExitStack() as stack:
         talks = {}
@@ -148,7 +148,7 @@ async def _ask_all(
         order = list(nodes)
 
         def ways(host: Host) -> list[tuple[str, Sequence[str]]]:
-            """Return the addresses at which others try to reach a host: the usual one, and those of its interfaces."""
+            """Return where others try to reach a host, as (interface, addresses); ("", …) are its usual addresses."""
             usual = starter if host == hosts[0] else [nodes[host].address]
             return [("", usual), *((name, [one]) for name, one in nodes[host].networks.items() if several)]
 
@@ -162,7 +162,7 @@ async def _ask_all(
             else:
                 trials.extend(Trial(host, *end[:2], error) for end, error in zip(ends, answer, strict=True))
 
-        if hosts[0] in nodes:  # it need not connect to the others if it has no ranks
+        if hosts[0] in nodes:  # this host connects to the others only if it has ranks
             own = nodes[hosts[0]].identity
             among = any(isinstance(one, Facts) and one.identity == own for one in found[1:])
             await ask_each(order[not among :], connect, "connecting every pair of hosts")
@@ -170,7 +170,7 @@ async def _ask_all(
 
 
 def _facts(fields: Any, before: float, after: float) -> Facts:
-    """Return a host's facts, or raise ValueError; `before` and `after` are our clock's times around its answer."""
+    """Return a host's facts, or raise ValueError; `before` and `after`: this host's time around its answer."""
     found = typed_json.read(Facts, fields)
     if not found.ranks.keys() >= _PARTS or min(found.ranks.values()) < 1:
         raise ValueError("the numbers of ranks are incomplete")
@@ -178,7 +178,7 @@ def _facts(fields: Any, before: float, after: float) -> Facts:
 
 
 def _errors(fields: Any, count: int) -> list[str]:
-    """Return why each of `count` connections failed, empty where it did not, or raise ValueError."""
+    """Return why each of `count` connections failed, empty where it succeeded, or raise ValueError."""
     errors = typed_json.read(list[str], fields)
     if len(errors) != count:
         raise ValueError("the number of connections is wrong")
@@ -218,7 +218,7 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list
 
 
 def _unlike(facts: dict[Host, Facts]) -> Iterator[tuple[Host, Finding]]:
-    """Yield a warning for each host whose ranks have another number of cores than those of most hosts."""
+    """Yield a warning for each host whose cores per rank differ from most other hosts'."""
     cores = {host: found.cores / (host.slots or found.ranks["default"]) for host, found in facts.items()}
     usual = max(cores.values(), key=lambda one: (list(cores.values()).count(one), one), default=0.0)
     for host, own in cores.items():

@@ -1,4 +1,4 @@
-"""Decide which hosts of a job connect to which for a trial, and which host is to blame where that fails."""
+"""Choose the pairs of hosts that try to connect, and find the hosts that explain the failed connections."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,18 +17,18 @@ _MTU_REMEDY = "set the network's MTU on all hosts: ip link set eth0 mtu 1500"
 
 @dataclass(frozen=True)
 class Trial:
-    """A connection from a host to another one."""
+    """An attempt of one host to connect to another."""
 
     source: Host
     target: Host
-    interface: str  # the target's; empty: its usual address
+    interface: str  # the target's interface; empty: its usual address
     error: str  # empty if the connection succeeded
 
 
 def partners(own: int, count: int) -> list[int]:
-    """Return the numbers of the hosts to which host `own` of `count` connects: all, or for many hosts log2(count).
+    """Return the numbers of the hosts to which host `own` of `count` connects.
 
-    All hosts connect to host 0, which starts the job.
+    These are all others, or about log2(count) of more than 32; host 0, which starts the job, is always among them.
     """
     if count <= _MOST_IN_ALL_PAIRS:
         return [number for number in range(count) if number != own]
@@ -37,9 +37,9 @@ def partners(own: int, count: int) -> list[int]:
 
 
 def unconnected(failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host]) -> Iterator[tuple[Host, Finding]]:
-    """Yield the host that explains most of the failed connections with its finding; repeat this with those left.
+    """Yield the host with most failed connections, and its finding; repeat this without its connections.
 
-    `failed` says why one host cannot connect to another. The first of all `hosts` starts the job.
+    `failed`: (source, target) -> why the connection fails. The first of `hosts` starts the job and is never yielded.
     """
     here, *others = hosts
     left = dict(failed)
@@ -54,16 +54,16 @@ def unconnected(failed: Mapping[tuple[Host, Host], str], hosts: Sequence[Host]) 
             message = f"cannot connect to {who} at {sends.get(here) or next(iter(sends.values()))}"
         else:
             message = f"does not let {who} connect to its free ports"
-        remedy = _MTU_REMEDY if "MTU" in message else _REMEDY  # the reason of facts.py names it
+        remedy = _MTU_REMEDY if "MTU" in message else _REMEDY  # facts.py writes "MTU" if large packets get lost
         yield host, Finding("error", place(host), message, remedy)
         left = {pair: why for pair, why in left.items() if host not in pair}
 
 
 def judge_networks(trials: Sequence[Trial]) -> tuple[list[Finding], str | None]:
-    """Return a warning for each interface that leads nowhere, and the interface that the job then must use.
+    """Return a warning for each interface that leads nowhere, and the interface that the job must use (None: any).
 
-    The libraries choose an interface by themselves and wait at its address until their timeouts. It is None if they may
-    choose: if several interfaces connect all hosts, none does, or adapters of a fabric have no interface of their own.
+    A library that chooses a failing interface waits there until its timeout. If some fail and only one interface
+    connects all hosts, the job must use it. But with fabric adapters on this host (InfiniBand, …) it may use any.
     """
     dead = {trial.interface: trial for trial in reversed(trials) if trial.error}
     hosts = {trial.target for trial in trials}

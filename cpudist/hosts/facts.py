@@ -32,7 +32,7 @@ from cpudist.version import __version__
 from cpudist.waiting import poll
 
 _CONNECT_SECONDS = 5.0  # the kernel repeats a lost packet after one second and after three
-_TRIAL_BYTES = 32 << 10  # more than one packet of any MTU, and less than a receive buffer
+_TRIAL_BYTES = 32 << 10  # more than a packet of jumbo frames (9000), and less than a receive buffer
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,31 @@ class Facts:
     """A host's report about itself."""
 
     identity: str  # the same text for all names of one machine
-    # Versions of Python and of packages, that of cpudist with a checksum of its code; None: not installed.
+    # Versions of Python and of packages; cpudist's includes a checksum of its code. None: not installed.
     versions: dict[str, str | None]
     cores: int  # the number of cores that ranks may use
-    seconds: float  # its clock, since the epoch
+    seconds: float  # the time of its clock, since the epoch
     memory: int  # free memory in bytes
-    folder: bool  # whether the starting host's working folder exists there
+    folder: bool  # whether the starting host's working folder exists here
     # The number of ranks for each --ppn ("socket", "numa", "l3"), and the "default" without --ppn.
     ranks: dict[str, int]
     # A checksum of the job's script; None if the job has no script, or the host cannot read it.
     script: str | None = None
-    shared: bool = True  # whether the host shares that folder; True if this was not checked
-    # Where the other hosts reach it during the check; empty if the interface of --interface has no address.
+    shared: bool = True  # whether it shares the starting host's working folder; True if not checked
+    # Where other hosts reach it during the check; the address is empty if the interface of --interface has none.
     address: str = ""
     port: int = 0
     networks: dict[str, str] = field(default_factory=dict)  # an address of each of its network interfaces
-    # Faults that it has found itself, such as a full /dev/shm; each message is what the host has.
+    # Faults that it has found itself, such as a full /dev/shm; each message completes "this host has …".
     findings: list[Finding] = field(default_factory=list)
-    # Offset of its clock from the asking host's in seconds; 0 if the delay of the answer can explain it.
+    # Offset of its clock from the asking host's in seconds; 0 if the delay of its answer can explain the offset.
     skew: float = 0.0
 
 
 def main() -> None:
-    """Print the facts as a line of JSON, and one for each line of input: why connections of this host failed.
+    """Print this host's facts as a line of JSON. Then, for each line of input, connect to the hosts that it lists.
 
-    Arguments: as for `facts`. A line of input is a list of hosts, each with its addresses, or its name, and a port.
+    Arguments: as for `facts`. Input: a list of [names or addresses, port]. Output: why each connection failed, or "".
     """
     interface = sys.argv[4]
     with listen([], 0)[0] as own:
@@ -86,7 +86,7 @@ def facts(folder: str, script: str = "", probe: str = "", interface: str = "") -
     """
     findings = list(_faults())
     try:
-        # Other hosts reach this one as ssh has: other addresses may be those of bridges (docker0).
+        # Use the address that ssh has reached; this host's other addresses may be those of bridges (docker0).
         ssh = os.environ.get("SSH_CONNECTION", "").split()
         address = ssh[2] if len(ssh) == 4 and not interface else addresses(interface or None)[0]
     except UserError as error:
@@ -123,12 +123,12 @@ def _faults() -> Iterator[Finding]:
 
 
 def _connect(names: Sequence[str], port: int, interface: str) -> str:
-    """Connect to the first name or address that answers; return why there is none."""
+    """Connect to one of the names or addresses; return an empty text, or why none answers."""
     failures = []
     for name in names:
         address = name
         try:
-            # Hydra's daemons try the first address of a name alone, an IPv4 one if there is one.
+            # Like Hydra's daemons, try only the first address of a name, an IPv4 address if it has any.
             found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
             address = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
             source = (addresses(interface)[0], 0) if interface else None
@@ -144,13 +144,13 @@ def _connect(names: Sequence[str], port: int, interface: str) -> str:
 
 
 def _unacknowledged(connection: socket.socket) -> int:
-    """Return how many sent bytes the other host's kernel has not acknowledged; no program need read them."""
+    """Return how many sent bytes the other host's kernel has not acknowledged, whether or not a program reads them."""
     (count,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
     return int(count)
 
 
 def _code() -> str:
-    """Return a checksum of cpudist's code: a copy of one version may have been changed."""
+    """Return a checksum of cpudist's code, because two hosts' copies of one version may differ."""
     found = Path(__file__).parents[1].rglob("*")
     files = sorted(path for path in found if path.suffix in (".py", ".cpp", ".hpp"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""The options of `cpudist launch`, and by them how many ranks each host gets, at the start and after each failure."""
+"""The options of `cpudist launch`, and how many ranks they give each host, at the start and after each failure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class LaunchOptions:
     arguments: Sequence[str]
     script: str = ""  # the script in `arguments`, which all hosts must have; empty if there is none
     ranks: int | None = None  # total number of ranks; None: as many as the hosts take
-    # Ranks on each host, or the part of a host that gets one rank each. None: the hostfile's number, or else
+    # Ranks on each host, or a part of a host: one rank for each such part. None: the hostfile's number, or else
     # the number of `cpudist plan --measure` on that host, or else one rank per NUMA node.
     per_host: int | Part | None = None
     interface: str | None = None  # the network interface for all traffic; None: each library chooses
@@ -29,7 +29,7 @@ class LaunchOptions:
     min_nodes: int | None = None  # smallest number of hosts for a restart; None: as many as at the first start
     wait: int = 0  # seconds to wait for hosts that are still starting
     saves: bool = False  # whether ranks save a checkpoint after a signal
-    grace: int = 60  # seconds that they get for it
+    grace: int = 60  # seconds that ranks get to save it
 
 
 class HostPlan:
@@ -37,7 +37,7 @@ class HostPlan:
 
     Attributes:
         hosts: all hosts that the user has named.
-        interface: the network interface for all traffic: the user's, or the only one that connects; None: any.
+        interface: the network interface for all traffic: the user's, or the only one that connects hosts; None: any.
     """
 
     def __init__(self, options: LaunchOptions, mpi: type[MpiLauncher]) -> None:
@@ -48,12 +48,12 @@ class HostPlan:
         self._by_name = mpi.by_name
         self._has_file = options.hosts is not None
         self._checked = Checked({}, {})  # the newest check
-        # Hosts are asked for the ranks of their own plans if --ppn is a part (socket, numa, l3) or slots are missing.
+        # Ask each host how many ranks its own plan has if --ppn is a part (socket, numa, l3) or slots are missing.
         known = isinstance(options.per_host, int)
         self._asks_hosts = not known and (options.per_host is not None or not all(host.slots for host in self.hosts))
 
     def spread(self) -> list[Host]:
-        """Return the hosts that get ranks, each with its number as `slots`; ask hosts for it only if needed."""
+        """Return the hosts that get ranks, each with its number of ranks as `slots`; ask hosts if needed."""
         if self._asks_hosts:
             self._require(self.hosts)
         return self._spread(self.hosts, self._options.ranks)
@@ -103,7 +103,7 @@ class HostPlan:
         return spread(list(map(self._with_slots, hosts)) if self._asks_hosts else hosts, ranks)
 
     def _with_slots(self, host: Host) -> Host:
-        """Return a host with the ranks of its own plan as slots. A hostfile that allows fewer is an error."""
+        """Return a host with its own plan's number of ranks as slots; `UserError` if the hostfile allows fewer."""
         part = self._options.per_host
         if part is None and host.slots is not None:
             return host

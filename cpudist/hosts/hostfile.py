@@ -11,7 +11,7 @@ A line names a host or its address, with or without its number of ranks; ``#`` s
     node3:4 share=0.1      # --balance begins with a tenth of all samples for its ranks
 
 The MPIs do not report mistakes: Intel MPI ignores a line that it does not understand, MPICH starts all ranks on this
-host where the file is empty, and Open MPI misreads ``10.0.0.4:4``.
+host if the file is empty, and Open MPI misreads ``10.0.0.4:4``.
 """
 
 import ipaddress
@@ -71,7 +71,7 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
     """Return the hosts that a job needs, each with its number of ranks as `slots`. Hosts are filled in order.
 
     Args:
-        ranks: total number of ranks, at least 1; None: as many as the hosts take, otherwise they must take as many.
+        ranks: total number of ranks, at least 1; None: all that the hosts take. `UserError` if they take fewer.
         per_host: the number of ranks on each host; None: its slots.
     """
     filled: list[Host] = []
@@ -93,7 +93,7 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
 def shares(hosts: Sequence[Host]) -> list[float]:
     """Return the part of all samples with which each host begins; empty if no host has a `share`.
 
-    Hosts without one divide the rest by their numbers of ranks.
+    Hosts without a `share` divide the rest in proportion to their numbers of ranks.
     """
     given, others = [host for host in hosts if host.share], [host for host in hosts if not host.share]
     rest = 1 - sum(host.share or 0.0 for host in given)
@@ -104,7 +104,7 @@ def shares(hosts: Sequence[Host]) -> list[float]:
 
 
 def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:
-    """Return the text of a hostfile with these hosts and slots for an MPI; `UserError` if it takes no IPv6 address."""
+    """Return the text of an MPI's hostfile with these hosts; `UserError` for an IPv6 address that it does not take."""
     for host in hosts:
         if ":" in host.name and not mpi.takes_ipv6:
             remedy = f"give {host.name} a name in /etc/hosts and write that"
@@ -130,12 +130,12 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether this is a host name. Its last part must not be a number: the resolver would see an address."""
+    """Return whether this is a host name. The resolver would take a name whose last part is a number for an address."""
     return bool(text) and ":" not in text and ".." not in text and not text.rpartition(".")[2].isdigit()
 
 
 def room(host: Host, per_host: int | None) -> int:
-    """Return the number of ranks on `host` if it shall take `per_host` (None: the hostfile's number)."""
+    """Return the number of ranks on `host`: `per_host`, or the hostfile's number if `per_host` is None."""
     if per_host is None:
         if host.slots is None:
             remedy = f"write {host.name} slots=4, or give --ppn"

@@ -6,14 +6,14 @@ JOB is the value of CPUDIST_JOB_ID in the environment of the job's processes, by
 launch` starts an agent on every host before the job, and keeps sending it lines on standard input: `signal N` sends a
 signal to the ranks, `end` reports the end of the job, and any other line is a keepalive. An agent that gets no line for
 a while has lost `cpudist launch` and kills the job's processes. An agent whose input has ended waits SECONDS for
-`cpudist launch` to start another agent of this job; if none starts, it kills them too.
+`cpudist launch` to start another agent of this job; if none starts, it also kills the job's processes.
 
-It writes a line for each event, and one per second while ranks run. `ranks N` is the number of ranks on this host.
-`gone RANK` reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names the
-rank that a rank of this host blames for the failure. `left N` comes last and is the number of processes that could not
-be killed.
+The agent writes a line for each event, and `ranks N`, the number of ranks on this host, at least once per second. `gone
+RANK` reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names a rank that
+caused the failure, as a rank of this host reports it. `left N` comes last: the number of processes that could not be
+killed.
 
-It imports only the standard library and a few small modules, so it starts at once, in Python's isolated mode.
+It imports only the standard library and a few small modules, so it starts fast, and in Python's isolated mode.
 """
 
 import os
@@ -28,7 +28,7 @@ from cpudist.processes.attempt import JOB_ID
 from cpudist.processes.lost_ranks import told
 from cpudist.processes.procfs import SSH_DAEMONS, Process
 
-KEEPALIVE_TIMEOUT = 30.0  # seconds; an outage of 20 s ends before, when TCP repeats what was lost
+KEEPALIVE_TIMEOUT = 30.0  # seconds; long enough for TCP to resend after an outage of 20 s
 _SCAN_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _KILL_SECONDS = 5.0
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 class _Agent:
-    """The job's processes on this host, and for each rank a file descriptor that becomes readable when it ends.
+    """The job's processes on this host, and for each rank a file descriptor that becomes readable when the rank ends.
 
     In a Python without `os.pidfd_open` the descriptor is None, and the agent polls.
     """
@@ -88,13 +88,13 @@ class _Agent:
         watched = {process.pid for process in self._ranks}
         for pid, rank in self._find().items():
             if rank is not None and pid not in watched:
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the process has just ended
                     descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
                     self._ranks[self._known[pid]] = rank, descriptor
         report(f"ranks {len(self._ranks)}")
 
     def wait_for_input(self, seconds: float) -> bool:
-        """Return whether there is input within so many seconds; report ranks that end meanwhile."""
+        """Return whether there is input within `seconds`; report ranks that end meanwhile."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             descriptors = [descriptor for _, descriptor in self._ranks.values() if descriptor is not None]
@@ -105,7 +105,7 @@ class _Agent:
                 for process, (_, descriptor) in self._ranks.items()
                 if descriptor in ready or (descriptor is None and not procfs.lives(process))
             ]
-            word = "gone" if len(ended) == 1 else "went"  # the order of several is unknown
+            word = "gone" if len(ended) == 1 else "went"  # the order in which several ended is unknown
             for process in ended:
                 rank, descriptor = self._ranks.pop(process)
                 report(f"{word} {rank}")
@@ -125,7 +125,7 @@ class _Agent:
         while time.monotonic() < deadline and self._find():
             for process in procfs.read_all().values():
                 if process.start > self._own.start:
-                    with suppress(OSError):  # it has ended
+                    with suppress(OSError):  # that process has ended
                         if procfs.command_line(process.pid)[-3:-1] == self._words:
                             return True
             time.sleep(_LOOK_SECONDS)
@@ -183,10 +183,10 @@ class _Agent:
         }
 
     def _is_helper(self, parent: Process | None) -> bool:
-        """Return whether the parent of a job's process is the launcher's daemon, or a shell that has started it.
+        """Return whether the parent of a job's process is the launcher's daemon, or the shell that started the daemon.
 
-        sshd starts them without a mark, after this agent. A parent that started earlier is the init process, which
-        adopts orphans, or `cpudist launch` on its own host.
+        sshd starts both after this agent, without CPUDIST_JOB_ID. A parent that started before the agent is the init
+        process, which adopts orphans, or `cpudist launch` on its own host.
         """
         return parent is not None and parent.start > self._own.start and parent.name not in SSH_DAEMONS
 

@@ -23,7 +23,7 @@ _KEEPALIVE_SECONDS = 1.0
 _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # the pipes to its standard input and output
 _OTHER_FILES = 200
-_RECONNECT_SECONDS = 8.0  # for so long an agent on another host waits for a new connection
+_RECONNECT_SECONDS = 8.0  # an agent on another host waits this long for a new connection
 _STEADY_SECONDS = 60.0  # a renewed connection that breaks earlier is not renewed again
 _END_SECONDS = 8.0  # an agent may take 5 s to kill the job's processes
 
@@ -32,10 +32,10 @@ class NodeAgents:
     """The agents of one job, all started; `UserError` if one does not start.
 
     Args:
-        hosts: the hosts of the job. This host has an agent in any case, since the launcher runs here.
+        hosts: the hosts of the job. This host, where the launcher runs, gets an agent even if it is not one of them.
 
     Attributes:
-        first_ended: for each host the rank that ended first; None where several ended together.
+        first_ended: for each host the rank that ended first; None if several ended together.
     """
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
@@ -102,7 +102,7 @@ class NodeAgents:
         return any(agent.ranks for agent in self._agents)
 
     def end(self) -> list[Host]:
-        """Let the agents kill the job's processes, in a bounded time; return hosts that did not confirm their end."""
+        """Let the agents kill the job's processes, in a bounded time; return hosts where some may be left."""
         for agent in self._agents:
             agent.send("end")
         poll(lambda: self._receive() or all(one.left is not None or one.ended for one in self._agents), _END_SECONDS)
@@ -185,7 +185,7 @@ class _Agent:
         return time.monotonic() - self._received
 
     def receive(self) -> list[int | None]:
-        """Read the agent's reports; return the ranks that have ended."""
+        """Read the agent's reports; return the ranks that have ended, None for each that ended with others."""
         with suppress(BlockingIOError):
             piece = os.read(self._output, 65536)
             self.ended = self.ended or not piece
@@ -211,7 +211,7 @@ class _Agent:
         return gone
 
     def keep_alive(self) -> None:
-        """Send a line every few seconds."""
+        """Send a keepalive if no line was sent for a second."""
         if time.monotonic() - self._sent > _KEEPALIVE_SECONDS:
             self.send("here")
 
@@ -222,6 +222,6 @@ class _Agent:
         self._sent = time.monotonic()
 
     def close(self) -> None:
-        """Kill the local process. An agent on a host that cannot be reached ends by its own timeout."""
+        """Kill the agent on this host, or the ssh to its host; an agent that cannot be reached ends by its timeout."""
         with self._process:  # closes its pipes and waits
             self._process.kill()

@@ -26,20 +26,20 @@ THIS_HOST = "this host"  # `Host.where` of this host if no hostfile names it
 CONNECT_SECONDS = 10
 AT_ONCE = 64  # limit on connections that open at the same time; sshd and login nodes refuse more
 
-# Overrides the user's ssh_config: a shared connection would end with the user's sessions, and a job's hosts need no
+# Override the user's ssh_config: a shared connection would end with the user's sessions, and a job's hosts need no
 # forwarded agent or port.
 _OPTIONS = (
     *("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}"),
     *("ControlPath=none", "ForwardAgent=no", "ClearAllForwardings=yes", "RemoteCommand=none"),
-    "ServerAliveInterval=0",  # whoever waits for an answer has a limit of its own
+    "ServerAliveInterval=0",  # callers limit the time that they wait for an answer
 )
 _SSH = ("ssh", "-T", "-x", *(word for option in _OPTIONS for word in ("-o", option)))
 _SSH_FAILED = 255
 _SILENT_SECONDS = 2.0
 _SLOW_NAME_SECONDS = 3.0
-_slow_names: list[str] = []  # the first of them is reported
+_slow_names: list[str] = []  # at most one name: only the first slow one is reported
 _LONGEST_LINE = 64 << 20  # bytes
-_BEGINS = "cpudist-begins"  # a line between the output of the login shell's own files and the program's
+_BEGINS = "cpudist-begins"  # a line between the output of the login shell's start-up files and the program's
 
 _REMEDIES = {  # ssh's messages, and the remedy for each.
     "Could not resolve hostname": "correct its name, or add it to /etc/hosts",
@@ -89,14 +89,14 @@ def quoted(word: str) -> str:
 
 
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]], task: str = "") -> list[T]:
-    """Await `ask` for every host, as `ask_each` does. Ctrl-C cancels all."""
+    """Await `ask` for every host, as `ask_each` does. Ctrl-C cancels all calls."""
     return asyncio.run(ask_each(hosts, ask, task))
 
 
 async def ask_each(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]], task: str = "") -> list[T]:
     """Await `ask` for every host, up to 64 at the same time, and return the results in order.
 
-    If a `task` is given, a line after two seconds names the hosts that have not answered yet.
+    If a `task` is given, a line names the hosts that have not answered after two seconds.
     """
     missing, places = [*hosts], asyncio.Semaphore(AT_ONCE)
 
@@ -128,7 +128,7 @@ async def run_on(host: Host, words: Sequence[str], timeout: float) -> Answer:
 async def program_on(
     host: Host, words: Sequence[str], timeout: float, stdin: int = PIPE
 ) -> AsyncIterator[Callable[..., Coroutine[Any, Any, Answer]]]:
-    """Run a program on a host during the block. Yield a function that sends a line, if any, and returns the answer.
+    """Run a program on a host during the block. Yield a function that sends it a line, if any, and returns its answer.
 
     The answer is the next line that is JSON, or all output if the program ends without one; it may take `timeout` s.
     """
@@ -174,15 +174,15 @@ async def program_on(
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # children, too: wait() waits for the pipes that they inherit
+                os.killpg(process.pid, signal.SIGKILL)  # children too: wait() would wait for their pipes
             await process.wait()
         errors.cancel()
 
 
 def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Finding:
-    """Return what `read` makes of the JSON in the last line of an answer; an error if there is none, or a ValueError.
+    """Return what `read` makes of the JSON in an answer's last line; a `Finding` if there is none, or a ValueError.
 
-    A login shell's greeting may come before it.
+    A login shell's greeting may come before that line.
     """
     if isinstance(answer, Finding):
         return answer
@@ -195,7 +195,7 @@ def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Find
 
 
 def place(host: Host) -> str:
-    """Return a host's name after its file and line number, for messages."""
+    """Return the file and line that name a host, and its name, for messages."""
     return f"{host.where}: {host.name}"
 
 

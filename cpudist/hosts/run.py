@@ -65,7 +65,7 @@ def run_job(mpirun: Mpirun, options: LaunchOptions) -> int:
 
 
 def show(mpirun: Mpirun, options: LaunchOptions) -> str:
-    """Return shell commands that start the job as `run_job` does. Hosts are asked only if `spread` needs it."""
+    """Return shell commands that start the job as `run_job` does. Ask hosts only for unknown numbers of ranks."""
     plan, own = HostPlan(options, mpirun.mpi), _own_variables(options)
     placed = plan.spread()
     options = replace(options, interface=plan.interface)
@@ -111,7 +111,7 @@ def _mpirun_options(
 
 @contextmanager
 def _hostfile(hosts: Sequence[Host], mpirun: Mpirun) -> Iterator[str]:
-    """Yield the path of a hostfile in memory, of which a kill of this process leaves nothing."""
+    """Yield the path of a hostfile in memory, which is gone even if this process is killed."""
     with open(os.memfd_create("hosts"), "w") as file:
         file.write(write(hosts, mpirun.mpi))
         file.flush()
@@ -122,7 +122,7 @@ class Restarts:
     """The restarts of one job, of which `most` are allowed within a day."""
 
     def __init__(self, most: int) -> None:
-        self.count = 0  # how often the job has started again
+        self.count = 0  # restarts so far, counting those that too few hosts prevented
         self.left_out: list[Host] = []  # the hosts that get no ranks any more
         self._most = most
         self._failures: list[float] = []
@@ -133,9 +133,9 @@ class Restarts:
         self._began = time.monotonic()
 
     def after_failure(self) -> bool:
-        """Return whether another attempt is allowed, after a pause of 0 s, 5 s, 10 s, … 300 s.
+        """Return whether another attempt is allowed; first wait 0 s, 5 s, 10 s, … 300 s if it is.
 
-        After an attempt of two minutes the pauses begin again.
+        After an attempt of more than two minutes the pauses begin again at 0 s.
         """
         now = time.monotonic()
         self._failures = [*(moment for moment in self._failures if now - moment < _WINDOW_SECONDS), now]
@@ -154,11 +154,11 @@ class Restarts:
 
     @property
     def number(self) -> str:
-        """This restart's number, and the number that a day allows."""
+        """The number of this restart within a day and the limit, such as "1 of 3"."""
         return f"{len(self._failures)} of {self._most}"
 
     def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:
-        """Stop using the suspect of two failures in a row if at least `least` of the job's `hosts` remain."""
+        """Leave out the suspect of two failures in a row if at least `least` of the job's `hosts` remain."""
         twice = suspect is not None and self._suspect is not None and suspect.name == self._suspect.name
         self._suspect = suspect
         host = next((host for host in hosts if suspect is not None and host.name == suspect.name), None)

@@ -32,7 +32,7 @@ _TAIL_BYTES = 1 << 16
 _BANNERS_BEGIN = re.compile(rb"={20,}(?:\n=.*)*\n?\Z")
 _REST_SECONDS = 2.0  # the rest of the output may take this long after the launcher has ended
 
-# The store reports a rank that the user's signal has ended as any lost rank.
+# The store's message about a lost rank. It is hidden if the user's signal has ended the rank.
 _STOPPED_RANK = re.compile(rb"cpudist: [^\n]* ended without an error message [^\n]*\n")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -44,10 +44,10 @@ class JobExit:
     """How a job ended."""
 
     status: int  # the exit status; 0 only where the launcher has returned 0
-    stopped: bool = False  # whether a signal to this process has ended it
+    stopped: bool = False  # whether a signal to this process has ended the job
     reason: str = ""  # why it failed or was stopped; empty where the ranks have reported it themselves
     output_lost: bool = False  # whether some of its output could not be written
-    # The host that may have caused the failure: it was lost, or its rank was killed or stuck.
+    # The host that may have caused the failure: it was lost, or a rank on it was killed or stuck.
     suspect: Host | None = None
 
 
@@ -62,8 +62,8 @@ def supervise(
 
     Args:
         variables: the launcher's environment; CPUDIST_JOB_ID in it marks the processes of this job.
-        grace: seconds that ranks get to save a checkpoint after a signal, SIGUSR1 included; a second signal ends the
-            grace, except the first one after SIGUSR1. None: ranks do not save on signals.
+        grace: seconds that ranks get to save a checkpoint, counted anew from each SIGUSR1 and from the first other
+            signal; a second other signal ends the job at once. None: ranks do not save on signals.
     """
     with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * (grace is not None)]) as stop:
         agents = NodeAgents(hosts, variables[JOB_ID], mpi.rank_variable)
@@ -95,7 +95,7 @@ def supervise(
             ended = _has_ended(process)
         finally:
             lost, unreached = agents.lost, agents.end()
-            if process is not None:  # the node agents have killed its other processes
+            if process is not None:  # the node agents have killed the job's other processes
                 _signal_group(process, signal.SIGKILL)
                 process.wait()
         for relay in relays:
@@ -126,7 +126,7 @@ def supervise(
 
 
 def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Host]) -> Host | None:
-    """Return the host of a killed rank or of `blamed` ranks; None if unknown or several. MPIs fill hosts in order."""
+    """Return the host of a killed rank or of `blamed` ranks; None unless it is one host. MPIs fill hosts in order."""
     if killed is not None and killed.rank is None and killed.host:
         return next((host for host in hosts if host.name == killed.host), None)
     ranks = blamed if killed is None or killed.rank is None else [killed.rank]
@@ -183,7 +183,7 @@ def _wait(
 
 
 def _report_start(hosts: Sequence[Host], agents: NodeAgents) -> None:
-    """Report in one line for whom the start waits; a start that prints nothing for two seconds calls it."""
+    """Report in one line which hosts or ranks the start waits for; called after two seconds without output."""
     ranks = sum(host.slots or 0 for host in hosts)
     if waiting := agents.without_ranks:
         say(f"starting on {number_of(len(hosts), 'host')}: waiting for {names(waiting)}")
@@ -192,7 +192,7 @@ def _report_start(hosts: Sequence[Host], agents: NodeAgents) -> None:
 
 
 class _Output:
-    """Writes to a standard stream (None: closed) without `banner` while `hides` is true; keeps the text's end."""
+    """Writes to a standard stream (None: closed), but not `banner` if `hides()`; keeps the end of the text."""
 
     def __init__(
         self,
@@ -204,13 +204,13 @@ class _Output:
         self._name = name
         self._banner, self._hides = banner, hides
         self._begun = b""  # the beginning of a possible banner
-        self._to = None if stream is None else stream.fileno()  # avoids the stream's lock, which would block our exit
+        self._to = None if stream is None else stream.fileno()  # a descriptor: the stream's lock would block our exit
         self._kept = b""
         self._failed = False
         self.hidden = False  # whether a banner was left out
 
     def write(self, piece: bytes) -> None:
-        """Write all bytes, even to a non-blocking file. Report the first OSError and raise each; the job continues."""
+        """Write all bytes, even to a non-blocking file. Report the first OSError, and raise every one."""
         self._kept = (self._kept + piece)[-_TAIL_BYTES:]
         piece = self._without_banner(piece)
         try:
@@ -239,7 +239,7 @@ class _Output:
 
     @property
     def tail(self) -> str:
-        """The last 64 KB that were written."""
+        """The last 64 KB of the output, hidden banners included."""
         return self._kept.decode(errors="replace")
 
 
@@ -252,7 +252,7 @@ def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
         for number in numbers
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     }
-    # While this process is suspended, the node agents would take it for lost.
+    # Ctrl-Z must not suspend this process: the node agents would take it for lost.
     handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield stop

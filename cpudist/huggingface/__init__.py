@@ -1,11 +1,11 @@
 """Keep Hugging Face's accelerate and Trainer on the job's process group, devices and checkpoints.
 
-`PATCHES` lists every part of the two libraries that cpudist replaces or relies on during a job, with the reason. A
-backend adds patches for its devices (`Backend.change_libraries`). A module is patched after the script has imported it;
-only callbacks.py, which is imported then, imports a library itself. To support another version, run tests/huggingface
-with it, correct the patches that no longer fit, and widen `KNOWN`.
+`PATCHES` lists the parts of the two libraries that cpudist replaces or relies on during a job, with the reason. A
+backend adds patches for its devices (`Backend.change_libraries`). A module is patched after the script has imported it.
+Only callbacks.py imports transformers, and it is imported only then. To support another version, run tests/huggingface
+with that version, correct the patches that no longer fit, and widen `KNOWN`.
 
-It must not import launchers, programs or command lines.
+This package must not import launchers, programs or command lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KNOWN", "PATCHES", "Context", "install", "time_trainer"]
 
-# The lowest and the highest version that the test suite has run with.
+# Versions that cpudist patches: from the lowest one that the test suite has run with to the next major release.
 KNOWN = {"accelerate": ">=1.3,<2", "transformers": ">=4.57.6,<6"}
 
 
@@ -43,13 +43,13 @@ class Context:
     """The shared state of one job's patches."""
 
     job: Job
-    # For each Trainer the batch geometry and number of its training, for `Manifest.trainer`.
+    # For each Trainer, the batch geometry and the number of its training, for `Manifest.trainer`.
     trainings: WeakKeyDictionary[Any, dict[str, int]] = field(default_factory=WeakKeyDictionary)
     # For each Trainer with unequal shares, the weights of the batches of the current step.
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
     background: Background = field(default_factory=Background)
     on_signal: CheckpointOnSignal | None = None  # ends a training after a signal; None without --checkpoint-on-signal
-    # The packages that are left as they are, since their version is unknown.
+    # The packages that are not patched, because cpudist does not know their version.
     unknown: set[str] = field(default_factory=set)
 
 
@@ -189,7 +189,7 @@ def install(job: Job) -> None:
 
 
 def _apply_all(module: ModuleType, context: Context) -> None:
-    """Replace the targets in `module` if all its patches were written for it; otherwise leave it as it is."""
+    """Apply the patches of `module` if its version is known and all of them fit; otherwise leave it unpatched."""
     from packaging.specifiers import SpecifierSet  # also a dependency of transformers and accelerate
 
     patches = [patch for patch in PATCHES if patch.module == module.__name__]
@@ -207,9 +207,9 @@ def _apply_all(module: ModuleType, context: Context) -> None:
 
 
 def _leave(module: ModuleType, name: str, package: Any, context: Context) -> None:
-    """Go on without the patches of `module`; on gloo with all uses of its class or function `name`, else without any.
+    """Leave `module` unpatched: allow calls of its class or function `name` on gloo; elsewhere they raise UserError.
 
-    Without its patches accelerate trains on gloo if told to use the CPU, otherwise without gradient synchronisation.
+    A call also raises if unpatched accelerate would not synchronise gradients, because it is not told to use the CPU.
     """
     job, version = context.job, f"{package.__name__} {package.__version__}"
     unknown = f"cpudist does not know {version} and cannot keep it on the job's process group"
@@ -246,7 +246,7 @@ def time_trainer(job: Job) -> None:
 def _time_steps(module: ModuleType, job: Job) -> None:
     from cpudist.huggingface.callbacks import EndStep, StepTimer
 
-    _add_callbacks(module, job, EndStep(job.backend), StepTimer(job, job.record))  # the time has the work of EndStep
+    _add_callbacks(module, job, EndStep(job.backend), StepTimer(job, job.record))  # the timed step includes EndStep
 
 
 def _add_callbacks(trainer: Any, job: Job, *added: Any) -> None:

@@ -1,6 +1,6 @@
 """Patches of accelerate's choice of backend and number format, of its DDP, and of its clipping of gradients.
 
-Each function that takes `original` returns its replacement. `PATCHES` has the reasons of all.
+Each function with a parameter `original` returns the replacement for it. `PATCHES` has the reasons.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[
     if context.job.world.device_type != "cpu":
         return original
     multi_cpu = sys.modules[original.__module__].DistributedType.MULTI_CPU
-    # accelerate calls a function that is deprecated in torch 2.13; users cannot change that.
+    # accelerate calls a function that is deprecated in torch 2.13; users cannot change this call.
     context.job.changes.ignored_warnings(".*all_gather_into_tensor.* is deprecated", FutureWarning)
 
     @functools.wraps(original)
@@ -75,9 +75,9 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
 
 
 def clip_by_blocks(accelerator: Any) -> None:
-    """Let this Accelerator clip float32 gradients by `native.gradient_norm`, and others as before.
+    """Let `accelerator` clip dense float32 gradients on CPUs by the norm of `native.gradient_norm`, others as before.
 
-    Where ranks have shards of gradients (FSDP, DeepSpeed), accelerate clips as before: it adds up the shards' norms.
+    Where ranks have shards of gradients (FSDP, DeepSpeed), nothing changes, because accelerate adds up shards' norms.
     """
     if accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         return

@@ -44,15 +44,15 @@ class EndStep(TrainerCallback):  # type: ignore[misc]
 class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
     """Write the time of every optimizer step and the losses that Trainer logs into the run record.
 
-    A step begins where the last step, evaluation or checkpoint has ended, so its time includes loading data and
-    excludes evaluations. The first step, a warm-up, is left out if there are others; of compiled models the first two.
+    A step begins when the previous step, evaluation or checkpoint has ended. So its time includes loading data, but no
+    evaluation or checkpoint. If more follow, the first step is left out as a warm-up, with torch.compile the first two.
     """
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the record of a training, which will be written to the output folder."""
+        """Begin the record of a training; it will be written to the output folder."""
         self._record.leave_in(Path(args.output_dir))
         samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * self._job.world.size
         sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
@@ -80,7 +80,7 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
         if logs and "loss" in logs:
             self._record.training.losses.append(float(logs["loss"]))
             if args.report_to:  # without reporters the figures would only lengthen Trainer's lines
-                logs.update(self._record.figures(int(state.logging_steps)))  # the command line may give a float
+                logs.update(self._record.figures(int(state.logging_steps)))  # --logging_steps may be a float
         self._mark()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -105,10 +105,10 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         self._interruption.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Have Trainer save a checkpoint and stop if this step is the last."""
+        """Make Trainer save a checkpoint and stop if the ranks have agreed that this step is the last one."""
         if self._interruption.is_last():
             self._stops = control.should_save = control.should_training_stop = True
-            control.should_evaluate = False  # the scheduler may leave no time for it
+            control.should_evaluate = False  # the scheduler may leave no time to evaluate
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Announce the checkpoint, on rank 0."""
@@ -118,7 +118,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
             say(f"{signal.Signals(number).name}: saved {checkpoint}; ending the job")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Skip Trainer's work after each epoch, since the checkpoint exists."""
+        """After a signal, skip the checkpoint and the evaluation of the epoch, because a checkpoint exists already."""
         if self._stops:
             control.should_save = control.should_evaluate = False
 

@@ -19,13 +19,13 @@ from cpudist.optimization import operators, padding
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
 
-_STEPS = 10  # The gain is reported after so many steps.
+_STEPS = 10  # The gain is reported after this number of steps.
 _LEAST_GAIN = 1.1  # Smaller gains are not reported.
-_PASSES = 3  # A forward and a backward pass take three times as long as a forward pass.
+_PASSES = 3  # A forward and a backward pass together take three times as long as the forward pass alone.
 
 
 class _Batch(NamedTuple):
-    """The lengths of the rows of a batch, its columns, those that --trim_padding keeps, and its forward seconds."""
+    """A batch: length of each row, its columns, those that --trim_padding keeps, and its forward pass in seconds."""
 
     lengths: list[int]
     width: int
@@ -35,7 +35,7 @@ class _Batch(NamedTuple):
 
 def compute_loss(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Replace `Trainer.compute_loss`: trim batches if the user asks for it, and measure those of the first steps."""
-    if context.job.world.device_type != "cpu":  # reading a mask would make a lazy device compute, and wait for it
+    if context.job.world.device_type != "cpu":  # reading a mask would wait for a lazy device
         return original
     measured: WeakKeyDictionary[Any, list[_Batch]] = WeakKeyDictionary()
     reported: WeakSet[Any] = WeakSet()
@@ -74,7 +74,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
 
 
 def check(trainer: Any) -> None:
-    """Raise `UserError` if padding is to be left out and the loss is not known to stay the same."""
+    """Raise `UserError` if --trim_padding is given and the loss might change by it."""
     if trainer.args.trim_padding and (reason := _why_not(trainer)):
         raise UserError(padding.REFUSED.format("--trim_padding", reason))
 
@@ -88,7 +88,7 @@ def _why_not(trainer: Any) -> str | None:
 
 
 def _filled_up(result: Any, kept: slice, width: int) -> Any:
-    """Give the logits of an evaluation the width of the untrimmed batch; others have -100, as Trainer pads."""
+    """Pad the logits of an evaluation to the width of the untrimmed batch, with -100 as Trainer does."""
     loss, outputs = result
     if (logits := outputs["logits"]).dim() == 3:
         sides = 0, 0, kept.start, width - kept.stop
@@ -97,14 +97,14 @@ def _filled_up(result: Any, kept: slice, width: int) -> Any:
 
 
 def _report(trainer: Any, batches: list[_Batch], step: float, skips: bool) -> None:
-    """Report the share of padding, and the option that leaves it out with its gain in steps of `step` seconds.
+    """Report the share of padding, the option that leaves it out, and its speed-up for steps of `step` seconds.
 
-    Nothing is reported where the operators leave padding out themselves (`skips`, above a half of the tokens): the
-    measured gain of --trim_padding is then below `_LEAST_GAIN` (docs/performance.md).
+    Nothing is reported if cpudist's linear layers leave padding out already (`skips`) and it is more than half of the
+    tokens: the measured gain of --trim_padding is then below `_LEAST_GAIN` (docs/performance.md).
     """
     args, remark = trainer.args, ""
     widths = [batch.kept if args.trim_padding else batch.width for batch in batches]
-    if len({batch.width for batch in batches}) > 1:  # batches are padded to their longest row
+    if len({batch.width for batch in batches}) > 1:  # each batch is padded to its longest row
         strategy = getattr(args, "train_sampling_strategy", None)
         grouped = args.group_by_length if strategy is None else strategy == "group_by_length"
         option = "--group_by_length" if strategy is None else "--train_sampling_strategy group_by_length"

@@ -14,7 +14,7 @@ from cpudist.job import Job, current
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
 _SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 creates it while it saves on SIGTERM
 
-# Trainings so far by output folder. A script may train several times; after a restart the order is the same.
+# Number of trainings so far by output folder. A script may train several times; after a restart the order is the same.
 _trainings: Counter[str] = Counter()
 
 _SHARED = "put --output_dir on a disk that all hosts share, or train with --save_on_each_node"
@@ -42,7 +42,7 @@ def number_training(folder: str) -> int:
 
 
 def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
-    """Return the newest complete checkpoint that an earlier attempt of this run has saved; every rank calls it."""
+    """Return this training's newest undamaged checkpoint of an earlier attempt, or None; all ranks must call this."""
     restore(folder)
     if not job.options.resumes or not job.earlier_run_ids:
         return None
@@ -67,7 +67,7 @@ def is_of_run(job: Job, checkpoint: Path) -> bool:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Describe the first fault in the files of a checkpoint; return None if there is none. Every rank calls it."""
-    job = current()  # the ranks of a host share the work: with --save_on_each_node each host has its own files
+    """Describe the first fault in a checkpoint's files; None if there is no fault. All ranks must call this."""
+    job = current()  # a host's ranks divide the check: with --save_on_each_node each host has its own files
     part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)
     return next(filter(None, Ranks().each(lambda: manifest.damage(checkpoint, part, parts))), None)

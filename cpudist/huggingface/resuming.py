@@ -1,8 +1,8 @@
-"""Resume a training after a restart; on another number of ranks, keep its steps.
+"""Resume a training after a restart; on another number of ranks, keep the number of samples in a step.
 
 Trainer counts steps. With fewer ranks a step would have fewer samples, so the same step would be at another position in
-the data, and the learning-rate schedule would end too early. Here a step keeps its original samples, in equal shares if
-possible, otherwise in unequal ones (uneven_shares.py).
+the data, and the learning rate would follow another schedule over the samples. Here a step keeps its number of samples,
+in equal shares of the ranks if possible, otherwise in unequal ones (uneven_shares.py).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from cpudist.huggingface import Context
 
 _BY_LENGTH = ("group_by_length", "batch_rebalance")
-_numbers = itertools.count()  # of trainings with unequal shares in this process, the same on all ranks
+_numbers = itertools.count()  # numbers trainings with unequal shares, alike on all ranks
 
 
 def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Trainer.train`: resume a restarted run from its newest checkpoint; a step keeps its samples."""
+    """Replace `Trainer.train`: resume a restarted run from its newest checkpoint; keep the samples per step."""
     module: Any = sys.modules["transformers.trainer"]
 
     @functools.wraps(original)
@@ -105,7 +105,7 @@ def _as_asked_for(trainer: Any) -> BatchGeometry:
 
 
 def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
-    """Return the original batch geometry of a checkpoint's training; None if saved without cpudist, or damaged."""
+    """Return a checkpoint's original batch geometry; None if it has no manifest of cpudist, or a damaged one."""
     said = manifest.read(checkpoint)
     if said is None or not said.trainer:
         return None
@@ -113,7 +113,7 @@ def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
 
 
 def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances: bool) -> Shares | None:
-    """Choose batch size and accumulation so that steps keep their samples; return the shares if they are unequal."""
+    """Set batch size and accumulation to keep the samples per step; return the shares if they may be unequal."""
     args, ranks, size = trainer.args, trainer.args.world_size, trainer._train_batch_size
     samples, began, shares = geometry.samples_per_step, geometry.world_size, None
     found = f"{checkpoint} has {samples} samples in a step, as on the {began} ranks that it was begun with"
@@ -145,7 +145,7 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances
 
 
 def _leaves_out_others(trainer: Any, geometry: BatchGeometry, batch: int) -> bool:
-    """Return whether --dataloader_drop_last drops other samples if all ranks together compute `batch` at once."""
+    """Return whether --dataloader_drop_last drops other samples than before if all ranks compute `batch` at once."""
     data, batches = trainer.train_dataset, {geometry.samples_per_batch, batch}
     if hasattr(data, "__len__"):
         batches = {len(data) % batch for batch in batches}
@@ -212,11 +212,11 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
     def get_batch_samples(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal epoch, step
         assert sampler is not None
-        if epoch_iterator is not epoch:  # the first epoch begins at the checkpoint's step
+        if epoch_iterator is not epoch:  # a resumed first epoch begins at the checkpoint's step
             resumed = epoch is None and not trainer.args.ignore_data_skip
             epoch, step = epoch_iterator, trainer.state.global_step if resumed else 0
         found = collect(epoch_iterator, *args, **kwargs)
-        # After a resumed epoch, transformers 4 requests as many extra steps as it has skipped; there are none.
+        # After a resumed epoch, transformers 4 requests as many extra steps as it has skipped; they have no batches.
         batches = sampler.take(step) if found[0] else []
         context.weights[trainer] = iter([weight for _, weight in batches])
         balance.computed += sum(size for size, _ in batches)

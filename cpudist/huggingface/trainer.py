@@ -3,7 +3,7 @@
 `--use_ipex` takes effect after the optimizer is created and before DDP wraps the model. `--bf16` is accelerate's
 autocast, with float32 parameters.
 
-Each function returns the replacement of `original`; `PATCHES` has the reasons.
+Each function with a parameter `original` returns the replacement for it. `PATCHES` has the reasons.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Trainer._wrap_model`: optimize the model first, also if the script has created the optimizer."""
+    """Replace `Trainer._wrap_model`: first optimize the model, even if the script has created the optimizer."""
     backend = context.job.backend
     seen: WeakSet[Any] = WeakSet()
 
@@ -52,10 +52,10 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
     Trainer (4.57 and 5.x) relies on the model, or on `compute_loss_func`, to divide by `num_items_in_batch`, the number
     of targets in all batches of a step on all ranks. Many models, such as BertForSequenceClassification, ignore it.
     Their loss is then too large: Trainer multiplies it by the number of ranks, and in a training step does not divide
-    it by the number of accumulated batches. The first loss shows which kind it is. Trainer is then told that the model
-    ignores the number, and computes a mean itself; a `compute_loss_func` needs the division here.
+    it by the number of accumulated batches. The first loss shows whether the number is used. If not, the patch
+    sets `model_accepts_loss_kwargs` to False, so Trainer computes a mean. A `compute_loss_func`'s loss is divided here.
     """
-    too_large: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # by Trainer; 0 if the number is used
+    too_large: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # how many times, by Trainer; 0: it is right
 
     @functools.wraps(original)
     def compute(
@@ -80,7 +80,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
                 self.loss_is_scaled_for_ga = False
         if not too_large[self]:
             return result
-        # Trainer divides the others' losses itself.
+        # Trainer divides by the accumulated batches itself; before 5.20 not with a compute_loss_func.
         undivided = model.training and self.compute_loss_func is not None and not hasattr(self, "loss_is_scaled_for_ga")
         batches = self.current_gradient_accumulation_steps if undivided else 1
         return _divide(result, too_large[self] * batches / weight)
@@ -89,7 +89,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
 
 
 def note_loss(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `Trainer._maybe_log_save_evaluate`: the record has the first and the last loss; train_loss all ranks'."""
+    """Replace `Trainer._maybe_log_save_evaluate`: record first and last loss; average train_loss over ranks."""
     noted = (0, -1)
 
     @functools.wraps(original)
@@ -103,14 +103,14 @@ def note_loss(original: Callable[..., None], context: Context) -> Callable[..., 
             noted = id(training), step  # Trainer calls this again at the end of an epoch
         original(self, tr_loss, *args, **kwargs)
         if self.control.should_training_stop or step == self.state.max_steps:
-            # Trainer adds what it has not logged to train_loss, but only that of this rank, weighted by its share.
+            # Trainer adds the losses not logged yet to train_loss, but only this rank's, weighted by its share.
             tr_loss.fill_(self.accelerator.gather(tr_loss).mean())
 
     return note
 
 
 def _factor(original: Callable[..., Any], trainer: Any, count: torch.Tensor) -> float:
-    """Return the number by which Trainer multiplies a loss that ignores `count`: measured, as versions differ."""
+    """Return the number by which Trainer multiplies a loss that ignores `count`: measured, because versions differ."""
     one = torch.ones(())
     function = None if trainer.compute_loss_func is None else lambda *args, **kwargs: one
     with replaced(trainer, compute_loss_func=function, label_smoother=None):
@@ -118,7 +118,7 @@ def _factor(original: Callable[..., Any], trainer: Any, count: torch.Tensor) -> 
 
 
 def _optimize(trainer: Any, context: Context) -> None:
-    """Apply the optimizations of --use_ipex; without it, only add Trainer's own to the run record."""
+    """Apply the optimizations of --use_ipex; without --use_ipex, only record Trainer's own ones."""
     model, optimizer, args = trainer.model, trainer.optimizer, trainer.args
     if args.torch_compile:
         kernels.check_compiling()

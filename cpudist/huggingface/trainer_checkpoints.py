@@ -94,7 +94,7 @@ def load_best_model(original: Callable[..., None], context: Context) -> Callable
 
 
 def _name_the_best(trainer: Any, run_dir: Path, written: Path) -> None:
-    """Correct the path of the best checkpoint in the state; Trainer has set a path beside `written`."""
+    """Correct the path of the best checkpoint in the state; Trainer has set a path in the staging directory."""
     state = trainer.state
     if not state.best_global_step:
         return
@@ -113,7 +113,7 @@ class DeferredFiles:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Keep files in memory that this process saves to paths during the block."""
+        """During the block, keep the files that this process saves to paths in memory instead of writing them."""
         # Packages that import safetensors themselves, such as peft, still write immediately.
         modeling = sys.modules["transformers.modeling_utils"]
         with replaced(torch, save=self._instead_of(torch.save)), replaced(modeling, safe_save_file=self._keep_tensors):

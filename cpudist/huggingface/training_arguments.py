@@ -1,8 +1,8 @@
 """Patches of TrainingArguments: additional fields, and the job's own values.
 
-`ddp_compress`, `use_ipex`, `own_operators`, `trim_padding` and, for transformers 5, `no_cuda` are fields too, so that
-the command line, JSON and YAML files, dictionaries and calls all accept them. `ddp_backend` accepts the job's backend,
-and `ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
+cpudist adds the fields `ddp_compress`, `own_operators` and `trim_padding`, and for transformers 5 `use_ipex` and
+`no_cuda`, so that command lines, JSON and YAML files, dictionaries and calls accept them. `ddp_backend` accepts the
+job's backend, and `ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def computing_type(args: Any) -> torch.dtype:
 def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]:
     """Add the fields of `_Flags` that TrainingArguments and its subclasses lack, and return their names.
 
-    `ddp_backend` accepts `backends` then.
+    Also make `ddp_backend` accept `backends`.
     """
     fields = cls.__dataclass_fields__
     flags = [field for field in dataclasses.fields(_Flags) if field.name not in fields]
@@ -69,7 +69,7 @@ def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]
 
 
 def change_fields(cls: Any, context: Context) -> Any:
-    """Change the fields of TrainingArguments and of all its subclasses in place, and return it."""
+    """Change the fields of `cls`, TrainingArguments, and of all its subclasses in place, and return `cls`."""
     job = context.job
     add_fields(cls, (job.world.backend, "ccl"), job.changes)
     job.changes.attribute(cls.__dataclass_fields__["ddp_timeout"], "default", _NotGiven(job.timeout))
@@ -77,7 +77,7 @@ def change_fields(cls: Any, context: Context) -> Any:
 
 
 def post_init(original: Callable[[Any], None], context: Context) -> Callable[[Any], None]:
-    """Replace `TrainingArguments.__post_init__`: check the values against the job, and set the job's own."""
+    """Replace `TrainingArguments.__post_init__`: check values against the job; set those that the job determines."""
     job = context.job
 
     @functools.wraps(original)
@@ -106,7 +106,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         no_cuda, self.no_cuda = self.no_cuda, False
         original(self)
         self.no_cuda = no_cuda
-        if job.world.size > 1:  # as on GPUs; scripts read it to find out whether there are other ranks
+        if job.world.size > 1:  # as on GPUs; scripts read local_rank to find out whether there are other ranks
             self.local_rank = job.world.local_rank
         job.set_timeout(seconds)
 
@@ -123,7 +123,7 @@ def _without_fused(arguments: Any, backend: str, is_main_process: bool) -> None:
 
 
 def _generated(cls: Any) -> Iterator[type]:
-    """Yield the subclasses of `cls` that have an `__init__` of `dataclass`; it lacks fields that are added later."""
+    """Yield the subclasses of `cls` whose `__init__`, made by `dataclass`, lacks fields that are added later."""
     for derived in cls.__subclasses__():
         if "__dataclass_fields__" in vars(derived) and "__init__" in vars(derived):
             yield derived

@@ -1,7 +1,7 @@
 """The running job: one object owns its state and undoes its changes.
 
 `supervision/` ends a job, and `observability/` observes it.
-It must not import optimization, transformers, programs or command lines.
+This package must not import optimization, transformers, programs or command lines.
 """
 
 from __future__ import annotations

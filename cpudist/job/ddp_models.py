@@ -1,4 +1,4 @@
-"""What a job changes in the models that DDP wraps: compression of gradients, bucket sizes, devices."""
+"""Adjust the models that DDP wraps: compression of gradients, bucket size, `device_ids`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from cpudist.world import World
 class DdpModels:
     """The models of one job that DDP wraps; `wrapped` is called with each of them.
 
-    Their gradients are compressed between hosts as the user has chosen it for the job or one of its models.
+    Their gradients are compressed between hosts by the scheme that the user has chosen for the job or the model.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class DdpModels:
         self._dropped = False  # whether `device_ids` have been dropped
 
     def set_compression(self, scheme: str, asked: str) -> None:
-        """Set the models' default, a result of `check_scheme`, or raise UserError; `asked`: as the user wrote it."""
+        """Set the models' default scheme, or raise UserError; `asked` is the option as the user wrote it."""
         check_supported(self._backend, scheme, asked)
         self.compression = scheme
 
     def applicable(self, scheme: str | None) -> str | None:
-        """Return a model's own scheme, or "none" if only other backends have it; rank 0 then prints one line."""
+        """Return `scheme`, a model's own, or "none" if only other backends have it; rank 0 then prints one line."""
         if scheme is None or has(self._backend, check_scheme(scheme, f"compress={scheme!r}")):
             return scheme
         if self.world.rank == 0:
@@ -44,9 +44,9 @@ class DdpModels:
         return NONE
 
     def wrap(self, wrap: Callable[[], torch.nn.Module], scheme: str | None = None) -> torch.nn.Module:
-        """Return the model that `wrap` returns, whose gradients are sent in fewer bits. All ranks call it.
+        """Call `wrap`, set the compression of the model's gradients, and return the model. All ranks call this.
 
-        `scheme` is a result of `applicable`; None: the job's default. Errors are those of `Backend.compress`.
+        `scheme` is a result of `applicable`; None: the job's default. Raises the errors of `Backend.compress`.
         """
         self._wraps, before = True, self._wraps
         try:
@@ -57,7 +57,7 @@ class DdpModels:
         return model
 
     def _follow_ddp(self, constructor: Any) -> Any:
-        """Return a constructor of DDP that does for a script's own models what `wrap` does."""
+        """Return DDP's constructor with this job's adjustments; a script's own models are compressed, too."""
 
         def before(given: dict[str, Any]) -> None:
             self._drop_device_ids(given)

@@ -145,7 +145,7 @@ class Job:
         _forget()
 
     def end_of_script(self) -> None:
-        """Shut down as the script asks for it; under `cpudist-train` only note the line, for what others report."""
+        """Shut down, as the script asks; if `run_target` ends the job, only note the line, for status reports."""
         if self.ended_by_run_target:
             self._context.note_line()
         else:
@@ -156,7 +156,7 @@ class Job:
         self._context.unfinished.append(wait)
 
     def set_timeout(self, seconds: float) -> None:
-        """Set `timeout`, a result of `check_timeout`; `UserError` if the backend cannot change its limit."""
+        """Set `timeout` to a result of `check_timeout`; raise `UserError` if the backend cannot change its limit."""
         if seconds != self.timeout:
             self.backend.set_timeout(seconds)
             self.store.set_timeout(timedelta(seconds=seconds))
@@ -223,7 +223,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     for name in INTERFACE_VARIABLES if options.interface else ():
         changes.default_variable(name, options.interface or "")
     # If Triton is installed, importing torch's compiler starts one process per core in every rank, and extensions of
-    # torch import it. With this variable the processes start at the first compilation by Triton.
+    # torch import the compiler. With this variable the processes start at the first compilation by Triton.
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # separates the keys of this job from an earlier job's
@@ -262,7 +262,7 @@ def fail(error: BaseException, show: failure.Show = traceback.print_exception, r
 
 
 def waited_for(error: BaseException) -> list[str]:
-    """Return sentences about the ranks that a timed-out collective waited for, most likely cause last."""
+    """Return sentences about the ranks that have caused a collective's error here, most likely cause last."""
     return failure.waited_for(error, None if _context is None else _context.watch)
 
 

@@ -22,7 +22,7 @@ _LATE = ("timeout", "compress", "resume", "async_checkpoint", "stall", "balance"
 class JobOptions:
     """The options that the user gives a job, as keyword arguments or flags, and the program that it runs.
 
-    A wrong value is a `UserError` here; of `backend`, its options and `interface` at the start, where they are used.
+    A wrong value raises `UserError` here; `backend`, its options and `interface` are checked when the job starts.
     """
 
     backend: str = "auto"  # a backend's name, or "auto"
@@ -42,12 +42,12 @@ class JobOptions:
     target: str | None = None  # the program that cpudist-train runs
     metrics_port: tuple[str, int] | None = None  # address and port where rank 0 serves figures for Prometheus
     timeline: Path | None = None  # the file for a trace of all ranks
-    steps: tuple[int, int] | None = None  # the trace's first optimizer step, and the first step after it
+    steps: tuple[int, int] | None = None  # the trace's first optimizer step, and the first step after the trace
     from_flags: bool = False  # whether messages name options as flags (--compress) instead of arguments (compress=)
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any], **more: Any) -> Self:
-        """Return the options among the arguments or flags that were `given`, and `more`."""
+        """Return the options that `given`, arguments or flags by name, contains; those in `more` take precedence."""
         return cls(**{one.name: given[one.name] for one in fields(cls) if one.name in given.keys() - more}, **more)
 
     def __post_init__(self) -> None:
@@ -79,12 +79,12 @@ class JobOptions:
         return f"{self._name(name)} {value}" if self.from_flags else f"{name}={value!r}"
 
     def for_backend(self, name: str, is_main_process: bool) -> Self:
-        """Return these options without those of other backends, which a program may set, too; name them in one line.
+        """Return these options without backend options that have no effect on `name`; report them in one line.
 
-        Flags stay, and so do options of no backend, which `Backend.configure` refuses.
+        Those belong to other backends or need an unset option. Flags and unknown options stay; `configure` checks them.
         """
         given = self.backend_options
-        if self.from_flags or not given:  # then do not import the other backends
+        if self.from_flags or not given:  # avoid the import of all backends
             return self
         backend = backends.get(backends.AUTO[0] if name == "auto" else name)
         known = {option.name for plugin in backends.plugins().values() for option in plugin.options}
@@ -100,9 +100,9 @@ class JobOptions:
         return replace(self, **{name: getattr(later, name) for name in unset})
 
     def too_late(self, later: Self, here: Mapping[str, Any]) -> list[str]:
-        """Return a script's options, as it wrote them, that apply at the start only and differ from those `here`.
+        """Return the script's options in `later` that a running job cannot change and that differ from its own, `here`.
 
-        Those are the job's interface and pinning, and its backend's options. If the user has given them, they hold.
+        They are interface, pinning and backend options that the user has not set, each as the script wrote it.
         """
         asked = {**later.backend_options, "interface": later.interface, "pin": None if later.pin else False}
         given = {name for name, value in {**self.backend_options, "interface": self.interface}.items() if value}

@@ -40,7 +40,7 @@ def untested_torch() -> str | None:
 
 
 class _Exit(SystemExit):
-    """Raised by `sys.exit` and `exit` during a job. The interpreter gives no exit status to functions of `atexit`."""
+    """Raised by `sys.exit` and `exit` in a job; records the exit status, which functions of `atexit` cannot read."""
 
     uncaught: ClassVar[Any] = None  # the status that has ended the interpreter, not one that the script has handled
 
@@ -51,7 +51,7 @@ class _Exit(SystemExit):
 
 def _exit(status: Any = None, /) -> NoReturn:
     in_main = threading.current_thread() is threading.main_thread()
-    raise (_Exit if in_main else SystemExit)(status)  # threads end without a traceback by SystemExit itself alone
+    raise (_Exit if in_main else SystemExit)(status)  # in a thread a subclass would print a traceback
 
 
 class RankContext:
@@ -73,9 +73,9 @@ class RankContext:
         self.timeout = timeout
         self.backend: Backend | None = None  # reports the calls that are under way; None until it has started
         self.pace: PaceMeter | None = None  # reads this rank's pace; None until the backend has started
-        # Called on rank 0 with the exit status, before it ends because of a failure.
+        # Called on rank 0 with the exit status, before rank 0 ends because of a failure.
         self.on_failure: Callable[[int], None] = lambda _status: None
-        self.started = threading.Event()  # set once the job has started, so that `on_failure` records the failure
+        self.started = threading.Event()  # set once the job has started; from then on `on_failure` records a failure
         # Called when the process exits before the job was shut down; it waits for the other ranks.
         self.on_end: Callable[[], None] = self.wait_for_all
         # Functions that wait for background work, such as saving, before the job ends.
@@ -165,7 +165,7 @@ class RankContext:
         return [rank for rank in range(self.world.size) if answering and rank not in answering]
 
     def _record_failure(self, status: int) -> None:
-        """Call `on_failure`. Another rank may fail while this one still starts: its record would then say "running"."""
+        """Call `on_failure`; first wait a little for the start of the job, or the record would still say "running"."""
         if threading.current_thread() is not threading.main_thread():
             self.started.wait(GRACE_SECONDS)
         in_time(lambda: self.on_failure(status), GRACE_SECONDS)  # its file system may hang
@@ -187,13 +187,13 @@ class RankContext:
         self._report_aborts()
 
     def end_first(self) -> None:
-        """Register the end last, so that at exit this rank publishes that it ends before ccl leaves its groups."""
+        """Register the exit function last, so that it runs first and publishes the end before ccl leaves its groups."""
         if not self.interactive:
             atexit.unregister(self._end_with_process)
             atexit.register(self._end_with_process)
 
     def _report_aborts(self) -> None:
-        """Report a script's `MPI.COMM_WORLD.Abort`: MPI ends all ranks at once, and any of them could be blamed."""
+        """Report a script's `MPI.COMM_WORLD.Abort`: MPI ends all ranks at once, so any of them could be blamed."""
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is None or not mpi.Is_initialized():
             return

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def check_backend(job: Job, name: str | None, *, joins: bool = True) -> str:
     """Return the job's backend for a script that asks for the backend `name` (None: any).
 
-    A backend that the user has named overrules the script's. If "auto" has chosen it, scripts that ask for gloo
-    join, if `joins`; those that ask for nccl join where there is no GPU. Others are a `UserError`.
+    A backend that the user has named overrules the script's. If "auto" has chosen the job's, a script that asks for
+    gloo joins if `joins`, and one that asks for nccl joins if there is no GPU; another request is a `UserError`.
     """
     ours = job.world.backend
     if name in (None, ours):
         return ours
     if job.options.backend != "auto":
         taken = f"; {job.options.written('backend')} comes first"
-    elif name == "gloo" and joins:  # torch's only backend for CPU tensors, where no other one is installed
+    elif name == "gloo" and joins:  # gloo is torch's only backend for CPU tensors unless another one is installed
         taken = f" and joins the job on {ours}; {option('backend', 'gloo')} puts it on gloo"
     elif name == "nccl" and job.world.device_type == "cpu" and not torch.cuda.is_available():
         taken = f", which is for GPUs, and joins the job on {ours}"
@@ -50,8 +50,8 @@ def check_backend(job: Job, name: str | None, *, joins: bool = True) -> str:
 def _joining(original: Any, job: Job) -> Any:
     """Return an `init_process_group` that joins the job's process group.
 
-    torch rejects a second call, as it does without cpudist. After `destroy_process_group` the backend makes a new
-    group. Arguments that contradict the job raise `UserError`.
+    torch rejects a second call, as it does without cpudist. A call after `destroy_process_group` makes a new group with
+    the job's backend. Arguments that contradict the job raise `UserError`.
     """
     import torch.distributed as dist
 
@@ -102,7 +102,7 @@ PATCHES = (
 
 
 def _for_device(backend: str | None, device_type: str) -> str | None:
-    """Return this device's backend in a text such as "cpu:gloo,cuda:nccl"; a plain name is for all devices."""
+    """Return a device's backend from a text such as "cpu:gloo,cuda:nccl"; a plain name is for all devices."""
     if not backend or backend == "undefined":
         return None
     if ":" not in backend:

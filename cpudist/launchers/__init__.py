@@ -1,9 +1,9 @@
-"""The launchers that start ranks, one file each (PyTorch's in one), and `detect`, which finds this process's launcher.
+"""The launchers that start ranks, one file each (PyTorch's share one); `detect` finds the launcher of this process.
 
 A file has everything specific to its launcher: the variables of its ranks and, for an MPI, how `cpudist
 launch` starts a job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the
-MPIs and finds their mpirun; `one_world.py` lists the variables that libraries read. It must not import torch, MPI or
-jobs.
+MPIs and finds their mpirun; `one_world.py` lists the variables that libraries read. This package must not import
+torch, MPI or jobs.
 """
 
 import os
@@ -34,7 +34,7 @@ __all__ = [
 # - A pod of a PyTorchJob may run mpirun, which numbers the ranks of that pod only; PyTorchJobPod makes this an error.
 # - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step. So do
 #   the tasks of a Flux instance that srun has started.
-# - A notebook's ranks have no variables of other launchers. A process that has both was started by one of the ranks.
+# - A notebook's ranks have no variables of other launchers. A process with both kinds was started by a rank.
 # - RANK and WORLD_SIZE from a script under mpirun or srun add nothing to the launcher's own variables.
 LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJobPod, *MPIS, Flux, Slurm, Notebook, Env, Single)
 

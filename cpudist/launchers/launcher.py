@@ -8,7 +8,7 @@ from typing import ClassVar
 from cpudist.errors import UserError
 from cpudist.processes.attempt import RESTART_COUNT, RUN_ID
 
-# Ids of Slurm's steps from here on are special (the batch script, an interactive shell), not steps of srun.
+# From this id on, Slurm's steps are special ones (the batch script, an interactive shell), not those of srun.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
@@ -103,7 +103,7 @@ class Launcher(ABC):
         return cls.rank_variable in variables
 
     def placement(self) -> Placement:
-        """Return the place of this process among the ranks; `UserError` where variables are missing or contradict."""
+        """Return the place of this process among the ranks; `UserError` if variables are missing or wrong."""
         rank, size, *others = self.placement_variables
         return Placement(self.integer(rank), self.integer(size), *map(self.optional_integer, others))
 
@@ -123,7 +123,7 @@ class Launcher(ABC):
 
     @property
     def run_ids(self) -> dict[str, bool]:
-        """Unique names of this run, and for each whether an earlier attempt of this run may have had it."""
+        """Unique names of this run, and for each whether an earlier attempt of this run may have had the same name."""
         found = {}
         job, step = self._variables.get("SLURM_JOB_ID"), self._variables.get("SLURM_STEP_ID", "")
         if job and step.isdigit() and int(step) < FIRST_SPECIAL_STEP:  # a requeued job keeps its ids
@@ -143,7 +143,7 @@ class Launcher(ABC):
         return frozenset()
 
     def lacking(self, host: str, names: frozenset[str]) -> str:
-        """Return a sentence if a rank on `host`, whose `not_passed_on` is `names`, lacks variables of this process."""
+        """Return a sentence if a rank on `host` lacks variables of this process; `names` is its own `not_passed_on`."""
         return ""
 
     @property

@@ -32,13 +32,13 @@ class MpirunOptions:
     variables: Sequence[str] = ()  # names of the job's environment variables
     interface: str | None = None  # the network interface to use; None: the launcher chooses
     all_output: bool = False  # whether each line of output is marked with its rank
-    only_ipv6: bool = False  # whether mpirun's host has IPv6 addresses alone
+    only_ipv6: bool = False  # whether mpirun's host has only IPv6 addresses
 
 
 class MpiLauncher(Launcher):
     """The launcher of an MPI library: its command line, its hostfile, its messages and its processes.
 
-    `cpudist launch` leaves pinning to the ranks (`cpudist.pinning`) and switches the launcher's own off.
+    `cpudist launch` leaves pinning to the ranks (`cpudist.pinning`) and switches the launcher's own pinning off.
 
     Attributes:
         option: its name for `--mpi`.
@@ -70,7 +70,7 @@ class MpiLauncher(Launcher):
     @classmethod
     @abstractmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        """Return the command line of mpirun; it contains names of variables, never their values."""
+        """Return the command line of mpirun; it contains the names of `options.variables`, never their values."""
 
     @classmethod
     @abstractmethod
@@ -79,7 +79,7 @@ class MpiLauncher(Launcher):
 
     @classmethod
     def killed_ranks(cls, output: str) -> list[LostRank]:
-        """Return the ranks that signals have killed, as the launcher's output reports them; not all with the signal."""
+        """Return the ranks that signals have killed, from the launcher's output, which may leave out the signal."""
         found = [match.groupdict() for match in cls.killed.finditer(output)]
         return [
             LostRank(int(one["signal"] or 0) or "ended", int(one["rank"]) if "rank" in one else None, one["host"])

@@ -20,7 +20,7 @@ class Mpich(MpiLauncher):
     """Hydra, and every other launcher that uses PMI-1 and sets PMI_RANK.
 
     Started as `mpirun -n N` without `-ppn` or slots in a hostfile, MPICH 4.0's Hydra assumes one slot per host, and
-    Intel MPI's library then aborts in MPI_Init ("MPIDU_bc_table_create"). A rank's variables do not show it.
+    Intel MPI's library then aborts in MPI_Init ("MPIDU_bc_table_create"). A rank's variables do not show this.
     """
 
     name = "mpich"
@@ -31,8 +31,8 @@ class Mpich(MpiLauncher):
     daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
     hostfile_option = "-f"
     by_name = True
-    # Hydra reports only the first killed rank, with its host; where its own processes fail while it ends the others, it
-    # does not report the signal. The last `.*` takes the rest of the output, for one match at most.
+    # Hydra reports only the first killed rank, with its host, and without the signal if Hydra's own processes fail
+    # while it ends the other ranks. The last `.*` takes the rest of the output, for one match at most.
     killed: ClassVar = re.compile(
         r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?"
         r"(EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\)|terminated badly; aborting).*",
@@ -42,7 +42,7 @@ class Mpich(MpiLauncher):
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
         # `srun --mpi=pmi2`, Flux and PALS set PMI_RANK too, but no local rank. Hydra in a Slurm allocation starts its
-        # proxies with srun, so its ranks have a Slurm step's variables: only MPI_LOCALRANKID distinguishes the two.
+        # proxies with srun, so its ranks have a Slurm step's variables, but also MPI_LOCALRANKID.
         others = {"SLURM_STEP_ID", "FLUX_TASK_RANK", "PALS_RANKID"}
         return "PMI_RANK" in variables and ("MPI_LOCALRANKID" in variables or not others & variables.keys())
 
@@ -55,7 +55,7 @@ class Mpich(MpiLauncher):
 
     @property
     def requested_nodes(self) -> int | None:
-        """The number of nodes on mpiexec's command line, which only ranks on mpiexec's host can read."""
+        """The number of nodes that mpiexec's command line asks for; None on other hosts than mpiexec's."""
         for process in procfs.ancestors():
             if process.name in self.programs:
                 with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -73,7 +73,7 @@ class Mpich(MpiLauncher):
         if options.only_ipv6:
             if not cls.takes_ipv6:
                 raise UserError("MPICH's mpirun needs IPv4, and this host's name has none: give --mpi intel or openmpi")
-            words += ["-v6"]  # an option of Intel's
+            words += ["-v6"]  # only Intel's Hydra has this option
         if options.hostfile:
             words += [cls.hostfile_option, options.hostfile]
         if options.interface:

@@ -36,7 +36,7 @@ def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpiru
 
 def identify(program: Path) -> Mpirun | None:
     """Return the MPI that a program belongs to, from its answer to `--version`; None: unknown."""
-    # Intel MPI's mpirun is a script that runs the first mpiexec.hydra on PATH, so its folder comes first.
+    # Intel MPI's mpirun is a script that runs the first mpiexec.hydra on PATH, so put the program's folder first.
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     try:
         asked = subprocess.run(

@@ -15,7 +15,7 @@ _STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLUR
 
 
 class Notebook(Launcher):
-    """The process that calls `cpudist.notebook_launcher` starts the ranks; one such process serves the store."""
+    """The process that calls `cpudist.notebook_launcher` starts a node's ranks; node 0's serves the store."""
 
     name = "notebook"
     placement_variables = Torchrun.placement_variables

@@ -1,7 +1,7 @@
 """Make the variables of all launchers name the same rank.
 
-A rank inherits the variables of launchers around its own: sbatch sets SLURM_PROCID=0 for all that its script starts,
-so for every rank of mpirun. Lightning and others prefer them to MPI.
+A rank inherits the variables of launchers around its own: every rank of an mpirun in a batch script has SLURM_PROCID=0,
+which sbatch has set. Lightning and other libraries prefer such variables to MPI's.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from dataclasses import astuple
 from cpudist.launchers.launcher import Placement
 from cpudist.launchers.pytorch import Torchrun
 
-# The variables that libraries read for the fields of `Placement`, in order. Those of torch are always set; of another
-# row all, if one of them is set, because libraries read them together. Variables by which MPI connects ranks (PMI_FD,
-# PMIX_RANK) are left out.
+# The variables that libraries read for the fields of `Placement`, in order. Torch's are always set. Another row is set
+# as a whole if a rank has one of its variables, because libraries read them together. Variables by which MPI connects
+# ranks (PMI_FD, PMIX_RANK) are left out.
 _TORCH = (Torchrun.placement_variables, ("", "", "", "", "NODE_RANK", ""))
 _OTHERS = (
     ("PMI_RANK", "PMI_SIZE", "", "", "", ""),
@@ -36,8 +36,8 @@ NAMES = [name for row in (*_TORCH, *_OTHERS) for name in row if name]
 def describing(place: Placement, found: Mapping[str, str]) -> dict[str, str | None]:
     """Return the variables that describe the rank at `place` to every library that may read one of `found`.
 
-    None: the variable must not be set. In a job of one rank the other launchers' variables stay as they are, because
-    its script may start the ranks of a Slurm allocation.
+    Value None: the variable must not be set. In a job of one rank the other launchers' variables stay as they are,
+    because the job's script may start the ranks of a Slurm allocation.
     """
     others = _OTHERS if place.size > 1 else ()
     rows = [*_TORCH, *(row for row in others if found.keys() & set(row))]

@@ -13,7 +13,7 @@ from cpudist.processes import procfs
 
 _LIBRARY = "libmpi.so.40"  # File name of Open MPI's library from 2.x to 5.x; no MPICH has a library of this name.
 
-# Open MPI passes on only the variables in its command line, and its own. These describe mpirun's host or its terminal.
+# Variables that -x does not name: Open MPI's own, which it passes on itself, and those of mpirun's host or shell.
 _NOT_PASSED_ON = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_"}
 _NOT_PASSED_ON_PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "SSH_", "BASH_FUNC_")
 # Prefixes of variables of a login and of a terminal, which no rank reads.

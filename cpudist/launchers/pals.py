@@ -14,7 +14,7 @@ class Pals(MpiLauncher):
     """The ranks use the MPI of the environment, with PMIx or Cray's own PMI.
 
     PALS does not set the number of all ranks. `cpudist launch` sets PMI_SIZE; without it, each host of the allocation
-    is taken to have as many ranks as this one. The job ends with an error if MPI has another number.
+    is taken to have as many ranks as this one. The job ends with an error if MPI reports another number.
     """
 
     name = "pals"
@@ -25,7 +25,7 @@ class Pals(MpiLauncher):
     hostfile_option = "--hostfile"
     by_name = True
     daemons = ()
-    # PALS ends the other ranks by SIGTERM (15), and reports them as well.
+    # PALS ends the other ranks by SIGTERM (15) and reports these ranks as well.
     killed: ClassVar = re.compile(r"(?P<host>\S+): rank (?P<rank>\d+) died from signal (?P<signal>(?!15\b)\d+)")
 
     @classmethod

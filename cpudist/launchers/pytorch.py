@@ -61,7 +61,7 @@ class Torchrun(Env):
 
     @property
     def waiting_agent(self) -> int | None:
-        # The agent waits for its keep-alive, and compare_set in it has no timeout (torch 2.13).
+        # At its end the agent joins its keep-alive thread, whose compare_set has no timeout (torch 2.13).
         endpoint = self._variables.get("PET_RDZV_ENDPOINT") or self._variables.get("PET_MASTER_ADDR", "")
         shared = resolved(endpoint.partition(":")[0]) & resolved(self._variables.get("MASTER_ADDR", ""))
         return os.getppid() if shared else None
@@ -71,8 +71,8 @@ class Torchrun(Env):
         return super().run_ids | self._agent_id()
 
     def _agent_id(self) -> dict[str, bool]:
-        # Users reuse an --rdzv-id (default "none"), but the name of the agent's log folder is unique. When a node
-        # joins, torchrun starts the ranks again without raising their restart number.
+        # Users reuse an --rdzv-id (default "none"), but the agent's log folder has a unique name. All attempts share
+        # it, even those with one restart number: torchrun does not raise that number when a node joins.
         folder = self._variables.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
         if folder:
             return {f"torchrun-{PurePath(folder).name}": True}
@@ -84,7 +84,7 @@ class Torchrun(Env):
 class PyTorchJobPod(Env):
     """The operator sets RANK to the pod's index, but WORLD_SIZE to the number of pods times nprocPerNode.
 
-    torchrun in a pod sets RANK anew, so its ranks are not recognised as a PyTorchJob's.
+    torchrun in a pod sets RANK anew; `detect` recognises its ranks as torchrun's.
     """
 
     name = "pytorchjob"
@@ -103,7 +103,7 @@ class PyTorchJobPod(Env):
         if any(mpi.detect(self._variables) for mpi in MPIS):
             why = "mpirun runs in a pod of this PyTorchJob, whose RANK is that of the pod"
             raise UserError(f"{why}; start the processes in the pod with torchrun, or make the job an MPIJob")
-        # With "auto", "cpu" and the like WORLD_SIZE is the number of pods.
+        # With nprocPerNode "auto", "cpu" and the like, WORLD_SIZE is the number of pods.
         processes = self._variables.get("PET_NPROC_PER_NODE", "")
         if processes.isdigit() and int(processes) > 1:
             why = f"this PyTorchJob has nprocPerNode {processes}, and its RANK is that of a pod"

@@ -64,7 +64,7 @@ class Slurm(Launcher):
         if len(self._tasks_per_node()) == 1:
             return "127.0.0.1"  # this works even if this node's Slurm name cannot be resolved
         arbitrary = self._variables.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
-        if arbitrary or "SLURM_HOSTFILE" in self._variables:  # node lists have the allocation's order
+        if arbitrary or "SLURM_HOSTFILE" in self._variables:  # node lists have the allocation's order, not the ranks'
             raise UserError("srun -m arbitrary does not tell the ranks where rank 0 is: set MASTER_ADDR to its node")
         return _first_of(self._variables.get("SLURM_STEP_NODELIST") or self._variables.get("SLURM_JOB_NODELIST", ""))
 

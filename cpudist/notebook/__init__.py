@@ -1,6 +1,6 @@
 """Train from a notebook, or from plain Python: start a job, show its output, and return its result or its error.
 
-It must not import MPI, transformers, Trainer's patches or command lines.
+This package must not import MPI, transformers, Trainer's patches or command lines.
 """
 
 from importlib.util import find_spec

@@ -24,7 +24,7 @@ def shell() -> Any:
 
 
 def name_of(file: str) -> str:
-    """Return the cell that IPython has compiled under the name of a temporary file, such as "cell 5"; else `file`."""
+    """Return the name, such as "cell 5", of the cell that IPython has compiled as `file`; `file` if there is none."""
     compiler: Any = getattr(shell(), "compile", None)
     label = compiler.format_code_name(file) if hasattr(compiler, "format_code_name") else None  # since IPython 8
     return f"cell {label[1].strip('In[]')}" if label is not None else file

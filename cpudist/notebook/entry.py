@@ -48,7 +48,7 @@ def notebook_launcher(
     """Run a function of this notebook, or script, on several ranks, and return its value on rank 0.
 
     Every rank is a fresh process, with its share of this node's cores. It gets `function`, `args` and everything in the
-    notebook that they use. The job runs when the function is called: `cpudist.init()` returns the `World`, and
+    notebook that they use. The job is started before the function is called: `cpudist.init()` returns the `World`, and
     accelerate's ``Accelerator()`` and Trainer find the job. Rank 0's output and all ranks' standard error appear here
     as they come. Interrupting the cell ends all ranks.
 
@@ -63,10 +63,10 @@ def notebook_launcher(
         master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
         node_rank: number of this node, from 0 on.
         num_nodes: number of nodes.
-        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: accepted without effect, since torchelastic is not
-            used; without `master_addr`, several nodes meet at `rdzv_endpoint`.
+        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: accepted without effect, because torchelastic is not
+            used; but with several nodes `rdzv_endpoint` replaces a missing `master_addr`.
         rdzv_id: the job's name; notebooks with another name do not join.
-        max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT has the number so far.
+        max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT counts them.
         log_line_prefix_template: shows all ranks' output, each line with this prefix, as torchelastic does:
             ``"[${role_name}${rank}]: "``, or with ``${local_rank}``.
         backend: as for `cpudist.init`.
@@ -81,10 +81,10 @@ def notebook_launcher(
 
     Raises:
         UserError: an argument is wrong, or an object that `function` uses cannot be serialised; no rank was started.
-        RankFailed: a rank was killed, or failed on another node. An exception of a rank on this node is raised itself;
-            its cause is a `RankFailed` with the rank's traceback.
+        RankFailed: a rank was killed, exited without an exception, timed out in a collective, or failed on another
+            node. Other exceptions of ranks are raised here, caused by a `RankFailed` with the rank's traceback.
         StartupTimeout: node 0's cell cannot be reached in time.
-        KeyboardInterrupt: the cell was interrupted; all ranks have been, too.
+        KeyboardInterrupt: the cell was interrupted, and with it all ranks.
 
     Examples:
         >>> def work(length):
@@ -115,7 +115,7 @@ def notebook_launcher(
 
 
 def _run(settings: Settings, payload: int) -> Result | Failure:
-    """Make attempts until one succeeds or no restart is left; return the outcome of the last one."""
+    """Make attempts until one succeeds or a restart is useless or not allowed; return the last outcome."""
     restarts, run_id, failed = 0, uuid.uuid4().hex, False
     with closing(Nodes(settings)) as nodes:
         try:

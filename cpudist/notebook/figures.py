@@ -10,11 +10,11 @@ from cpudist.notebook.result import ResultChannel
 
 
 class FigureManager(FigureManagerBase):
-    """The figures of one rank; `pyplot.show` calls it."""
+    """The figures of one rank; `pyplot.show` calls `pyplot_show`."""
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
-        """Publish all figures to the notebook, and close them."""
+        """Close all figures; on rank 0, publish them to the notebook first."""
         for manager in Gcf.get_all_fig_managers():
             picture = io.BytesIO()
             manager.canvas.figure.savefig(picture, format="png", bbox_inches="tight")

@@ -1,8 +1,8 @@
 """The store of a job, for the rendezvous of its ranks and the failure reports of its nodes' notebooks.
 
-Node 0's notebook serves it from before the first rank starts until the last attempt has ended. The notebooks also
-compare their arguments in it. With the failure reports, a cell can show the exception of another node's rank, and a
-node can end ranks that do not notice the failure.
+Node 0's notebook serves the store from before the first rank starts until the last attempt has ended. The notebooks
+also compare their arguments through it. With the failure reports, a cell can show the exception of another node's rank,
+and a node can end ranks that do not notice the failure.
 """
 
 import json
@@ -85,7 +85,7 @@ class Nodes:
         return Failure.from_json(found[0].decode()) if found else None
 
     def leave(self, failed: bool) -> None:
-        """Leave the job; after a failure node 0 waits a few seconds for the other nodes to read it."""
+        """Leave the job; after a failure node 0 waits a few seconds until the others have read the report."""
         others = range(1, self._settings.num_nodes)
         with suppress(StoreLost):
             self._store.set({_LEFT.format(self._settings.node_rank): b"1"})
@@ -105,7 +105,7 @@ class Nodes:
             with suppress(StoreLost):  # the store of the last launch may be closing
                 if store.add(f"arrived/{node}", 1) == 1:
                     return True
-                if not store.check([_LEFT.format(node)]):  # if it has left, it was this notebook's last launch
+                if not store.check([_LEFT.format(node)]):  # this notebook's last launch would have left
                     store.close()
                     why = f"a cell with node_rank={node} has joined the job at {self._where()} already"
                     raise UserError(f"{why}; give each node its own number, or use_port if that is another job")

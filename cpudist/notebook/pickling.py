@@ -23,7 +23,7 @@ from cpudist.errors import UserError
 from cpudist.notebook.cell import name_of
 
 MAIN = "__main__"
-_DEPTH = 8  # Search so many functions, each used by the last one, for the object that cannot be pickled.
+_DEPTH = 8  # Search at most so many functions, each used by the one before, for the object that cannot be pickled.
 
 _OF_THIS_PROCESS = (  # Objects that belong to one process: (prefix of the module, classes, reason for the error).
     ("accelerate.", ("Accelerator", "PartialState", "AcceleratorState", "GradientState"), "it belongs to this process"),
@@ -75,8 +75,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> N
 def unpack(file: BinaryIO) -> Callable[[], Any]:
     """Read a call that `pack` has written; return it as a function without arguments.
 
-    The notebook's definitions become the `__main__` of this process. So it can pickle instances of the notebook's
-    classes by reference, as the notebook does (to save a whole model, or to send an object to another rank).
+    The notebook's definitions become the `__main__` of this process. So this process can pickle instances of the
+    notebook's classes by reference, as the notebook does (to save a whole model, or to send it to another rank).
     """
     unpickler = pickle.Unpickler(file)
     function, args = unpickler.load()

@@ -41,7 +41,7 @@ class Output:
     """Writes a rank's output to `sys.stdout` or `sys.stderr`; a cell may replace these at any time."""
 
     name: Literal["stdout", "stderr"]
-    prefix: str | None  # of each line
+    prefix: str | None  # the prefix of each line; None: no prefix
     by_line: bool  # whether to write complete lines only, so that lines of several ranks do not mix
     _decoder: Any = field(default_factory=partial(codecs.getincrementaldecoder("utf-8"), "replace"), init=False)
     _rest: str = field(default="", init=False)
@@ -202,7 +202,7 @@ class LocalRanks:
 
 def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> dict[str, str]:
     variables = without_launcher(os.environ)
-    if variables.get("MPLBACKEND", "").startswith("module:"):  # it draws into cells or an editor's window
+    if variables.get("MPLBACKEND", "").startswith("module:"):  # this backend draws into cells or an editor's window
         variables["MPLBACKEND"] = "agg" if shell() is None else "module://cpudist.notebook.figures"
     return {
         **variables,

@@ -26,7 +26,7 @@ class RankFailed(RuntimeError):
     """A rank has failed. The message names it and has its traceback, if there is one."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return the text that IPython shows in a cell instead of a traceback of ours."""
+        """Return the text that IPython shows in a cell instead of a traceback through cpudist's code."""
         return [f"RankFailed: {self}"]
 
 
@@ -62,7 +62,7 @@ class Failure:
     def of(cls, rank: int, error: BaseException, trace: str, waited_for: Sequence[str] = ()) -> Failure:
         """Return the failure of this process by an exception, with its traceback as text.
 
-        If the exception is a timeout, the failure is that of the ranks that it `waited_for`, the likeliest cause last.
+        If a collective timed out, name the ranks that it waited for: `waited_for` has sentences, the likely cause last.
         """
         if waited_for:
             return cls("a collective timed out:", "; ".join(reversed(waited_for)), time.monotonic())
@@ -71,7 +71,7 @@ class Failure:
             try:
                 pickled = cloudpickle.dumps(error.with_traceback(None))
                 pickle.loads(pickled)  # many exceptions can be pickled but not unpickled
-            except Exception:  # noqa: BLE001 - the traceback has it too
+            except Exception:  # noqa: BLE001 - the traceback names it too
                 pickled = None
         stopped = isinstance(error, KeyboardInterrupt)
         said = f"failed:\n\n{trace}"
@@ -104,7 +104,7 @@ class Failure:
             return cls("another node", "reports a failure by another version of cpudist; install the same there", now)
 
     def raise_here(self) -> NoReturn:
-        """Raise the rank's exception, caused by a `RankFailed` with its traceback, or this one alone."""
+        """Raise the rank's exception, caused by a `RankFailed` with its traceback; without one, the `RankFailed`."""
         failed = RankFailed(f"{self.who} {self.said}")
         if self.error is None:
             raise failed
@@ -127,7 +127,7 @@ class ResultChannel:
         self._read = 0
 
     def publish(self, content: Result | Failure | bytes | None) -> None:
-        """Write a figure, a result, a failure, or None once an interrupt is reported as a failure."""
+        """Write a figure, a result, a failure, or None: from now on this rank reports an interrupt as a failure."""
         try:
             data = cloudpickle.dumps(content)
         except Exception as error:  # noqa: BLE001 - objects raise what they like

@@ -102,7 +102,7 @@ def checked(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -
 
 def _check_here() -> None:
     """Raise a UserError if this process already runs in a job."""
-    job = sys.modules.get("cpudist.job")  # an import takes seconds; if nobody has imported it, there is no job
+    job = sys.modules.get("cpudist.job")  # an import takes seconds; without this module there is no job
     if job is not None and job.current() is not None:
         remedy = "call cpudist.shutdown() before notebook_launcher, and cpudist.init() inside the function"
         raise UserError(f"a job runs in this process already, whose settings the ranks would take over; {remedy}")
@@ -128,7 +128,7 @@ def _compared(
 
 
 def digest(value: Any) -> str:
-    """Return a digest of plain values and lists and dicts of them; of other objects it covers only the class."""
+    """Return a digest of plain values and lists and dicts of them; for other objects it covers only the class."""
     text = json.dumps(value, default=lambda other: type(other).__qualname__, skipkeys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -18,7 +18,7 @@ from cpudist.script.frames import from_user_code
 
 
 def _call(payload: BinaryIO, channel: ResultChannel, rank: int) -> None:
-    call = unpack(payload)  # only now, because it may import libraries that the job patches
+    call = unpack(payload)  # only now, because unpickling may import libraries that the job patches
     result = call()
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].show()  # Jupyter does this at the end of a cell
@@ -35,7 +35,7 @@ def main() -> None:
     channel = ResultChannel(descriptor)
     with open(f"/proc/self/fd/{payload}", "rb") as file:
         sys.path[:], settings = pickle.load(file)
-        pinning = pin(launcher)  # it may execute this process again
+        pinning = pin(launcher)  # it may replace this process by exec
         for inherited in (payload, descriptor):
             os.set_inheritable(inherited, False)
         sys.argv = [""]
@@ -44,7 +44,7 @@ def main() -> None:
 
         try:
             channel.publish(None)
-            # Late: torch reads the affinity and thread variables when it is imported.
+            # Import this late: torch reads the affinity and thread variables when it is imported.
             from cpudist import api
             from cpudist.training.run_target import run_target
 

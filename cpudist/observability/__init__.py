@@ -1,4 +1,4 @@
 """Observe a job: its speed, its gradients, its stacks, and the rank that makes the others wait.
 
-It must not import jobs, optimization, transformers, programs or command lines.
+This package must not import jobs, optimization, transformers, programs or command lines.
 """

@@ -3,9 +3,9 @@
 Each rank keeps its batch size, so the computing time does not depend on the number of hosts. Gradients are sent at the
 recorded times. A step waits for the communication that the backward pass does not overlap. A ring allreduce of B bytes
 over n hosts sends and receives 2 (n - 1)/n B per host in 2 (n - 1) messages (Thakur, Rabenseifner and Gropp,
-"Optimization of Collective Communication Operations in MPICH", 2005). Compression reduces the bytes. Cores copy,
-convert and add them, and cannot compute meanwhile. Each step also waits for the slowest host; the variation of step
-times on one host predicts that wait. The computing time of a run is its step time minus these waits and CPU times.
+"Optimization of Collective Communication Operations in MPICH", 2005). Compression reduces the bytes. Cores that copy,
+convert and add bytes cannot compute meanwhile. Each step also waits for the slowest host; the variation of step times
+on one host predicts that wait. The computing time of a run is its step time minus these waits and CPU times.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class Forecast(NamedTuple):
 
 
 def check(record: Record, name: str) -> None:
-    """Raise a UserError if the record, called `name` in it, has not all fields that a forecast needs."""
+    """Raise a UserError, which calls the record `name`, if the record lacks a field that a forecast needs."""
     if not ((record.get("step_seconds") or {}).get("median") and record.get("gradient_times")):
         raise UserError(f"{name} has no times of gradients; make a run of 12 steps or more with --timeline FILE")
     hosts, compress = kind(record)
@@ -58,18 +58,18 @@ def forecast(
     Args:
         compress: one of `SCHEMES`.
         bandwidth: bytes per second of each host in each direction.
-        shares: those of the hosts by their speeds, in any unit, the run's hosts first; None: all are as fast.
+        shares: the hosts' speeds relative to each other, the run's hosts first; None: all hosts are equally fast.
     """
     (own, scheme), measured, times = kind(record), record["step_seconds"]["median"], record["gradient_times"]
     computing = measured - (times["waiting"] + _sums(record, own, scheme, bandwidth)[0] if own > 1 else 0.0)
-    faster = fmean(shares[:hosts]) / fmean(shares[:own]) if shares else 1.0  # than the run's hosts, on average
+    faster = fmean(shares[:hosts]) / fmean(shares[:own]) if shares else 1.0  # speed relative to the run's hosts
     taken, waiting = _sums(record, hosts, compress, bandwidth) if hosts > 1 else (0.0, 0.0)
     spread = (record["step_seconds"].get("p95", measured) - measured) / NormalDist().inv_cdf(0.95) if own == 1 else 0.0
     waiting += spread * NormalDist().inv_cdf((hosts - 0.375) / (hosts + 0.25))  # expected maximum: Blom (1958)
     step, rate = computing / faster + taken + waiting, record["samples_per_second"]
     errors = (compress == "int8") - (scheme == "int8")  # int8 keeps its rounding errors, in float32
     ranks = record["world_size"] // own
-    buckets = (hosts * ranks > 1) - (record["world_size"] > 1)  # DDP's, which a single rank does not have
+    buckets = (hosts * ranks > 1) - (record["world_size"] > 1)  # memory for DDP's buckets; a single rank has none
     return Forecast(
         hosts,
         compress,
@@ -101,7 +101,7 @@ def kind(record: Record) -> tuple[int, str]:
 
 
 def advice(found: Sequence[Forecast]) -> str:
-    """Return a sentence on the bottleneck and best compression on the most hosts, and where more hosts stop paying."""
+    """Return a sentence with the bottleneck and best compression on most hosts, and with the speed that hosts add."""
     order = sorted(found, key=lambda one: one.step * (1 + _PAYS * [*SCHEMES].index(one.compress)), reverse=True)
     best = {one.hosts: one for one in order}
     last, plain = best[max(best)], [one for one in found if one.compress == "none"][-1]

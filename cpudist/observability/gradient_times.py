@@ -11,11 +11,11 @@ _GROUPS, _GROUP_BYTES = 32, 5 << 20  # Record at most 32 groups, each at least a
 
 
 class GradientTimes(Observer):
-    """Times the gradients of some early steps of this process's optimizers, for the run record (docs/reference.md)."""
+    """Times the gradients of this process in some early steps, for the run record (docs/reference.md)."""
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
-        self._steps, self._before = 0, 0.0  # communication seconds up to the end of the last step
+        self._steps, self._before = 0, 0.0  # steps so far; communication seconds up to the end of the last one
         self._hooks: dict[Any, Any] = {}  # by parameter
         self._ends: dict[Any, float] = {}  # time at which each parameter's gradient was complete in this step
         self._samples: list[tuple[float | None, dict[Any, float]]] = []
@@ -55,7 +55,7 @@ class GradientTimes(Observer):
         return {"waiting": waited and round(waited, 6), "values": values, "groups": groups}
 
     def end(self) -> None:
-        """Remove the hooks, and the references to parameters: they keep the model in memory."""
+        """Remove the hooks, and the references to parameters, which keep the model in memory."""
         for hook in self._hooks.values():
             hook.remove()
         for kept in (self._hooks, self._ends, self._samples):

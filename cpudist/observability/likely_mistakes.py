@@ -1,4 +1,4 @@
-"""Warn about likely mistakes: ranks whose gradients nobody averages, and children of a rank that want too many CPUs."""
+"""Warn about likely mistakes: no gradient synchronisation, and more computing child processes than a rank has CPUs."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.store import Connection
 
 _PAGE = "cpudist docs own-script"
-_LIGHTNING = {"lightning", "pytorch_lightning"}  # With devices=1 each rank trains a model of its own.
+_LIGHTNING = {"lightning", "pytorch_lightning"}  # Packages of Lightning, which trains each rank alone with devices=1.
 
 
 class UnsynchronizedRanks(Observer):
     """Warns at the end of a job of several ranks if it has made optimizer steps but called no collective.
 
-    Only for ranks on CPUs: on other devices gradients may bypass the backend.
+    It warns only for ranks on CPUs: on other devices gradients may bypass the backend.
     """
 
     def __init__(self, job: ObservedJob) -> None:
@@ -41,14 +41,14 @@ class UnsynchronizedRanks(Observer):
 
 
 class ComputingChildren(Observer):
-    """Warns once if more children of rank 0 compute than it has CPUs: they inherit its mask, and compete for them."""
+    """Warns once if more children of rank 0 compute than it has CPUs: they inherit its mask, so they share its CPUs."""
 
     def __init__(self, seconds: float = 15.0) -> None:
         self._interval, self._read = seconds, time.monotonic()
         self._busy: dict[int, float] = {}
 
     def beat(self, store: Connection) -> None:
-        """Compare the children's times on a CPU, or in wait for one, with those of the last reading."""
+        """Compare each child's seconds on a CPU or in the run queue with those of the last reading."""
         elapsed = time.monotonic() - self._read
         if elapsed < self._interval:
             return
@@ -65,7 +65,7 @@ class ComputingChildren(Observer):
 
 
 def _busy(pid: int) -> float:
-    """Return the seconds that a process has computed or waited for a CPU; 0 if it has ended."""
+    """Return the seconds that a process's main thread has computed or waited for a CPU; 0 if the process has ended."""
     with suppress(OSError):
         return sum(map(int, Path(f"/proc/{pid}/schedstat").read_text().split()[:2])) / 1e9
     return 0.0

@@ -4,8 +4,8 @@
 
 The first exception of an observer is reported in one line. It ends that observer on this rank, and nothing else.
 
-The heartbeat's thread calls `beat` and `PaceMeter.read`. They take no lock, and call no object, that a thread of the
-script can hold (supervision/heartbeat.py).
+The heartbeat's thread calls `beat` and `PaceMeter.read`. They must not need a lock that a thread of the script can
+hold (supervision/heartbeat.py).
 """
 
 import functools
@@ -43,14 +43,14 @@ class ObservedJob(Protocol):
 class Observer:
     """Base class of observers. Public methods of derived classes never raise; after an exception they do nothing.
 
-    SystemExit and KeyboardInterrupt are not errors of an observer: signal handlers raise them anywhere.
+    SystemExit and KeyboardInterrupt pass through: signal handlers raise them anywhere, so they are not its errors.
     """
 
     # Results of methods after an exception, by method name; other methods return None.
     otherwise: ClassVar[Mapping[str, object]] = {}
     _failed = False
 
-    def __init_subclass__(cls) -> None:  # so that no observer can forget it, in a method that a library calls
+    def __init_subclass__(cls) -> None:  # wraps every public method, also those that a library calls
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not name.startswith("_"):
                 setattr(cls, name, _harmless(method))
@@ -59,10 +59,10 @@ class Observer:
         """Observe a step of an optimizer."""
 
     def beat(self, store: Connection) -> None:
-        """Observe at each heartbeat, in the heartbeat's thread and with its connection: without the script's locks."""
+        """Observe at each heartbeat, in its thread and with its connection `store`; take no lock of the script."""
 
     def end(self) -> None:
-        """Observe the end of the script on this rank, before it waits for the others."""
+        """Observe the end of the script on this rank, before the rank waits for the others."""
 
 
 class Observers:
@@ -79,12 +79,12 @@ class Observers:
             observer.step(optimizer)
 
     def beat(self, store: Connection | None) -> None:
-        """Report a beat to all observers; do nothing if the store is lost."""
+        """Pass a heartbeat to all observers; do nothing if the store is lost."""
         for observer in self._observers if store is not None else ():
             observer.beat(store)  # type: ignore[arg-type]
 
     def end(self) -> None:
-        """Report the end of the script to all observers, once."""
+        """Pass the end of the script to all observers, once."""
         observers, self._observers = self._observers, []
         for observer in observers:
             observer.end()
@@ -98,7 +98,7 @@ def _harmless(method: Callable[..., Any]) -> Callable[..., Any]:
                 return method(self, *args, **kwargs)
             except StoreLost:  # the watch reports it
                 self._failed = True
-            except Exception as error:  # noqa: BLE001 - the job is worth more than what is observed of it
+            except Exception as error:  # noqa: BLE001 - an observer must not fail the job
                 if not self._failed:  # a nested call may have reported an error
                     say(f"warning: {type(self).__name__} has failed and ends; the job goes on: {error!r}")
                 self._failed = True

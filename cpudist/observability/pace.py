@@ -27,7 +27,7 @@ class PaceMeter(Observer):
         self._known = {"host": job.world.hosts[job.world.node_rank], "restarts": job.restarts}
 
     def step(self, optimizer: Any) -> None:
-        """Note when the step has ended: paces of ranks that step together are compared at these moments."""
+        """Note when the step has ended: the ranks' paces are compared at the ends of steps, which all ranks reach."""
         waited = self._job.backend.communication_seconds()
         self._newest_step = self._job.counter.steps, time.monotonic(), waited, self._job.balance.computed
 
@@ -61,7 +61,7 @@ class PaceMeter(Observer):
         )
 
     def _available(self, memory: int) -> int:
-        """Return this rank's part of the free memory of its node, given its own memory."""
+        """Return this rank's part of the free memory of its node, given the memory that the rank uses."""
         ranks, limit = self._job.world.local_size, this_machine().limits.memory
         free = int(psutil.virtual_memory().available)
         return max(free if limit is None else min(free, limit - ranks * memory), 0) // ranks

@@ -1,7 +1,7 @@
 """The speed of matrix products on each host, as `cpudist test` has measured it, and a training's share of it.
 
-Shares are those of model products: 6 operations for each token and weight (4 where the weight is frozen), without
-attention, embeddings and padding. The speeds are stored in the user's cache folder.
+A training's operations are those of products with the model's weights: 6 for each token and weight (4 if the weight is
+frozen), without attention, embeddings and padding. The speeds are stored in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPEED, OF_CORE, SHARE = "tokens_per_second", "tokens_per_second_per_core", "prod
 
 
 def save(hosts: Mapping[str, tuple[int, Mapping[str, float]]]) -> None:
-    """Store each host's cores and, by number format, the speed of one core, given the operations per second of all."""
+    """Store each host's number of cores and speed per core, given the speed of all its cores by number format."""
     stored = user_cache.read(_FILE)
     for name, (cores, speeds) in hosts.items():
         stored[name] = {_CORES: cores, **{dtype: speed / cores for dtype, speed in speeds.items()}}
@@ -34,7 +34,7 @@ def of_ranks(members: Sequence[RankInfo], dtype: str | None) -> float | None:
     try:
         stored = _stored()
         return sum(member.threads * stored[member.host][dtype or ""] for member in members)
-    except (ValueError, KeyError):  # another version has written the file, or nobody has measured
+    except (ValueError, KeyError):  # the file is of another version, or the host was not measured
         return None
 
 
@@ -52,7 +52,7 @@ def _stored() -> dict[str, dict[str, float]]:
 
 
 def of_token(model: torch.nn.Module) -> int:
-    """Return the operations of a token in the products of the model's layers, forward and backward."""
+    """Return the operations for one token in the products with the model's weights, forward and backward."""
     from torch.nn import Embedding  # imported late: commands import this module without torch
 
     weights = (

@@ -1,4 +1,4 @@
-"""Ask all ranks of this user on this machine for their status and stacks, even ranks that do not answer.
+"""Ask all ranks of this user on this machine for their status and stacks; ranks that cannot answer get a signal.
 
 The module must not import torch: `cpudist stacks` and `cpudist top` import it, and run it on other hosts.
 """
@@ -55,12 +55,12 @@ class RankStacks:
     address: StackAddress  # its address
     user: int  # the user of its process
     text: str  # its status in the first line, then its stacks
-    # Its figures; empty if its thread does not answer, or is of a version that sends them otherwise.
+    # Its figures; empty if its thread does not answer, or if its version of cpudist sends them in another form.
     figures: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def list_of(cls, listed: Any) -> list[RankStacks]:
-        """Read the output of `main`, or raise ValueError if `listed` is not that."""
+        """Read the JSON that `main` has printed, or raise ValueError if `listed` is something else."""
         ranks = typed_json.read(list[RankStacks], listed)
         return [replace(one, figures=_known(one.figures)) for one in ranks]
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _parts(answer: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the text of a rank's answer, and the figures in its first line; the signal's handler writes none."""
+    """Return the text of a rank's answer, and the figures from its first line; answers to a signal have no figures."""
     first, _, text = answer.partition("\n")
     if first.startswith("{"):
         with suppress(ValueError):  # a process that is no rank may use a rank's name
@@ -101,7 +101,7 @@ def _parts(answer: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _known(figures: Any) -> Mapping[str, Any]:
-    """Return a rank's figures; none of them if it is of a version that sends them otherwise."""
+    """Return a rank's figures; none if the rank's version of cpudist sends them in another form."""
     try:
         return typed_json.read(Figures, figures)
     except ValueError:
@@ -139,7 +139,7 @@ def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int,
 
 
 def _without_its_thread(address: StackAddress, pid: int) -> str:
-    """Request a rank's stacks by the signal, since its thread does not answer; without stacks return its state."""
+    """Request a rank's stacks by the signal, since its thread does not answer; return its state if there are none."""
     name = f"rank {address.rank} (process {pid})"
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())

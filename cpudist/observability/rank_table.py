@@ -27,7 +27,7 @@ COLUMNS = {  # Columns of the table: the heading and the number format of each f
 
 
 def rows_of(ranks: Mapping[int, RankStacks], before: Mapping[int, RankStacks]) -> list[dict[str, Any]]:
-    """Return the figures of a job's ranks between two samples; None where a rank does not report one."""
+    """Return the figures of a job's ranks between two samples; None for a figure that a rank does not report."""
     rows = [_row(one, before[rank].figures if rank in before else {}) for rank, one in ranks.items()]
     found = straggler_delays({row["rank"]: row["waits"] for row in rows if row["waits"] is not None})
     return [{**row, "delays": found.get(row["rank"])} for row in rows]
@@ -83,8 +83,8 @@ def table(
 ) -> list[str]:
     """Return at most `room` ranks as lines, preferring the ranks that make the others wait longest.
 
-    What a rank is doing has a second line if lines are longer than `width`; without room for these, it is cut to the
-    line of code.
+    If lines are longer than `width`, the rank's activity is on a second line. If `room` is too small for second lines,
+    only the line of code is shown.
     """
     shown = sorted(sorted(rows, key=lambda row: -(row["delays"] or 0))[:room], key=lambda row: int(row["rank"]))
     lines = _lines(shown, columns)
@@ -103,14 +103,14 @@ def table(
 
 
 def _place(doing: str, width: int) -> str:
-    """Return the line of code in a rank's text, such as train.py:91, of which the number is always shown."""
+    """Return the line of code in a rank's text, such as train.py:91; its beginning is cut if it is too wide."""
     found = re.search(r"[^\s(]+:\d+", doing)
     place = found[0] if found else doing[:width]
     return place if len(place) <= width else "…" + place[len(place) - width + 1 :]
 
 
 def losses_of(ranks: Mapping[int, RankStacks]) -> list[float]:
-    """Return the newest losses that Trainer or the script has logged on one of the ranks."""
+    """Return the newest losses of the first rank on which Trainer or the script has logged some."""
     return next((one.figures["losses"] for one in ranks.values() if one.figures.get("losses")), [])
 
 
@@ -120,7 +120,7 @@ def loss_lines(losses: Sequence[float]) -> list[str]:
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
-    if not any(row.get("samples_per_second") for row in rows):  # only shares are counted
+    if not any(row.get("samples_per_second") for row in rows):  # samples are counted only if shares divide the batches
         columns = [name for name in columns if name != "samples_per_second"]
     return aligned([[COLUMNS[name][0] for name in columns], *(_cells(row, columns) for row in rows)])
 

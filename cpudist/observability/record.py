@@ -1,9 +1,9 @@
 """The run record: a JSON file about the job's hosts, speed and end, which rank 0 writes.
 
 Its fields are public (docs/reference.md). Each part of cpudist sets some of them: the job sets its world, `optimize`
-its optimizations, and the step timer the steps. Unknown fields are null, such as the loss of a script without Trainer.
+its optimizations, and the step timer the steps. Unknown fields are null, such as the loss of a script that logs none.
 
-Under `cpudist-train`, rank 0 also prints a line when several ranks have started, and one when they have ended.
+Under `cpudist-train`, rank 0 of several ranks also prints a line at the job's start and one at its end.
 """
 
 import json
@@ -32,14 +32,14 @@ from cpudist.trust import new_file, without_secrets
 from cpudist.version import __version__
 from cpudist.world import corrected_variables
 
-_TOLD = 0.05  # Smallest share of the time that is reported as a straggler delay of the whole job.
-_LOSSES = 200  # The record has about so many losses, for a curve.
+_TOLD = 0.05  # Smallest straggler delay, as a share of the job's time, that the job's last line reports.
+_LOSSES = 200  # Most losses in the record, for a curve.
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
 
 class RunRecord(Observer):
-    """The record of one job. Every rank has one; rank 0 writes its own."""
+    """The record of one job. Every rank has a `RunRecord`, but only rank 0 writes it to a file."""
 
     otherwise: ClassVar[dict[str, object]] = {"newest": {}, "log": {}, "figures": {}, "speeds": {}}
 
@@ -58,7 +58,7 @@ class RunRecord(Observer):
         # The communication wait and straggler delay of each rank; see `rank_table.waiting`.
         self.waiting: list[dict[str, Any]] = []
         self.checkpoint: str | None = None  # the newest saved checkpoint
-        # On rank 0 the newest shares of the ranks by speed, and their step; None: the shares are equal.
+        # On rank 0 the newest change of the shares: step, shares and the ranks' speeds; None: no change so far.
         self.shares: dict[str, Any] | None = None
         self.compared: dict[str, float] = {}  # figures of the newest comparison of the ranks' paces, on rank 0
         # On rank 0 the reported ranks, and the line of code in which each of them was most often seen.
@@ -73,7 +73,7 @@ class RunRecord(Observer):
         self._tells = False  # whether rank 0 reports the start and the end of the job
 
     def step(self, optimizer: Any) -> None:
-        """Time a step of a script's own loop, except the first, a warm-up; `StepTimer` times the steps of Trainer."""
+        """Time a step of a script's own loop; the first is a warm-up. `StepTimer` times the steps of Trainer."""
         if self.training is not self._own_loop:
             return
         communicated = self._job.backend.communication_seconds()
@@ -91,12 +91,12 @@ class RunRecord(Observer):
             say(f"{world.size} ranks on {names_of(world.hosts)}, {backend}, started in {duration(own_age())}")
 
     def write_to(self, path: Path) -> None:
-        """Write to `path`, which the user has named, from now on. A killed job leaves a record that says "running"."""
+        """Write to `path`, which the user has named, now and at the end; a killed job's record still says "running"."""
         self.path = path.absolute()  # the script may change the working directory
         self.write("running")
 
     def name_run(self, program: str, runs: str = "") -> None:
-        """Write into a new folder in `runs`, named after the program, unless another place is set."""
+        """At the end, write into a new folder of $CPUDIST_RUNS or `runs`, unless another place is set."""
         runs = os.environ.get("CPUDIST_RUNS", runs)
         if runs and program:
             name = os.path.basename(program).removesuffix(".py")
@@ -142,7 +142,7 @@ class RunRecord(Observer):
         }
 
     def note_model(self, model: torch.nn.Module | None) -> None:
-        """Note the model of the training, whose type is known: which share of the products' speed it reaches."""
+        """Note the model's number format, and the share of the measured product speed that a token per second takes."""
         if self.dtype is None and (parameter := next(iter(model.parameters()), None) if model else None) is not None:
             self.dtype = str(parameter.dtype).removeprefix("torch.")
         speed = product_speed.of_ranks(self._job.members, self.dtype) if model else None
@@ -165,7 +165,7 @@ class RunRecord(Observer):
             elif self._run is not None:
                 where = "; no record, since it made no optimizer step"
         except OSError as error:
-            elsewhere = option("record")  # no reason to fail
+            elsewhere = option("record")  # only print this: a missing record must not fail the job
             say(f"the run record was not written: {error}; {elsewhere} names another place")
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""

@@ -1,8 +1,8 @@
 """Serve this rank's status, figures and stacks.
 
-A thread answers `cpudist stacks` (`rank_answers.py`); a signal makes the rank write its stacks to standard error.
-The socket is in Linux's abstract namespace: it has no file, so it disappears with the rank even after SIGKILL.
-The signal's handler is C code of faulthandler, so it writes the stacks even while the thread cannot run.
+A thread answers `cpudist stacks` (`rank_answers.py`) at a socket in Linux's abstract namespace: the socket has no file,
+so it disappears with the rank even after SIGKILL. On a signal, C code of faulthandler writes the stacks to a pipe even
+while the thread cannot run; the thread copies them to standard error, or `cpudist stacks` reads the pipe itself.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _NAME = re.compile(r"cpudist/rank/(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.([!-~]*)")
 class StackAddress:
     """Address of a rank on its machine."""
 
-    job: str  # a text that identifies the job on this machine; all its ranks have the same
+    job: str  # a text that identifies the job on this machine; equal on all its ranks
     rank: int
     size: int  # number of ranks of the job
     pipe: int  # the file descriptor, in the rank's process, from which its stacks can be read after `SIGNAL`
@@ -60,7 +60,7 @@ class StackServer:
     Args:
         job: a text that all ranks of the job have in common, such as the store's address.
         name: the rank's name in headings, such as "rank 3 on h1".
-        status: returns the rank's activity as a short text; called by the thread.
+        status: returns the rank's activity as a short text; the thread calls it.
 
     Raises:
         OSError: the socket cannot be created, for example because another user has taken its name.
@@ -91,7 +91,7 @@ class StackServer:
         say(f"{self._heading()}{_stacks()}".rstrip())
 
     def stop(self) -> None:
-        """Stop answering; the signal does nothing afterwards."""
+        """Stop answering; afterwards the signal has its default action again, which ends the process."""
         faulthandler.unregister(SIGNAL)
         self._stop.close()
         self._thread.join(2 * _CLIENT_SECONDS)
@@ -99,7 +99,7 @@ class StackServer:
             self.close()
 
     def close(self) -> None:
-        """Close all files; a forked child, which has no such thread, needs only this. A second call does nothing."""
+        """Close all files. A forked child does not have the thread and needs only this. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -118,7 +118,7 @@ class StackServer:
                 for key, _ in selector.select():
                     if key.fileobj is self._stopping:
                         return
-                    # An error: the client has disconnected, or the script has replaced standard error.
+                    # The call fails if the client has disconnected or the script has replaced standard error.
                     with contextlib.suppress(Exception):
                         if key.fileobj is self._socket:
                             self._answer()

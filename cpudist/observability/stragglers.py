@@ -1,8 +1,8 @@
 """Find the rank that makes the others wait, and the cause if the figures show one.
 
-Rank 0 compares the paces that all ranks publish. Since ranks step together, a slow rank is the one that waits least for
-communication. Its excess is the extra wait of the others divided by the step time without it: 5 if it is six times as
-slow, negative if it waits longer than they do. It is reported where the sequential test of balance/balancer.py ends.
+Rank 0 compares the paces that all ranks publish. Since ranks step together, the slowest rank waits least for
+communication. A rank's excess is the extra wait of the others divided by the step time without it: 5 if it is six times
+as slow, negative if it waits longer than they do. A sequential test (balance/balancer.py) decides when it is reported.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from cpudist.observability.record import RunRecord
 from cpudist.store import Connection
 from cpudist.supervision.rank_status import Pace, RankStatus, published
 
-# Noise if the figures show a cause, and if they do not: equal virtual machines are slow in turn. 15 % are then reported
-# after 40 steps and 10 s, or after 120 steps and 30 s.
+# The test's noise if the figures show a cause, and if they do not, since equal virtual machines are slow in turn. An
+# excess of 15 % is reported after about 40 steps and 10 s with a cause, and after about 120 steps and 30 s without.
 _NOISE, _UNEXPLAINED_NOISE = 0.07, 0.09
 _BUSY_STEPS, _BUSY_SECONDS = 40, 10.0  # Other programs that take a rank's cores for a shorter time are not reported.
 _FIRST_STEPS = 2  # The first steps are not compared: ranks compile, allocate and read their first data.
-_SECONDS_PER_RANK = 0.01  # Sampling interval; rank 0 needs about 20 µs for each rank.
-_READINGS = 40  # The record's comparison is over so many readings.
+_SECONDS_PER_RANK = 0.01  # Sampling interval divided by the number of ranks; rank 0 needs about 20 µs for each rank.
+_READINGS = 40  # The record compares the ranks over so many readings.
 
 _LOST = 0.05  # Excess share of time in data loading or in the run queue that counts as a cause.
 _SLOW_CLOCK = 0.93
-_FAULTS = 10_000.0  # Threshold of page faults per second above three times the others'; so many take 2 % of the time.
+_FAULTS = 10_000.0  # Page faults per second, above three times the others', that count as a cause: 2 % of the time.
 
 
 class Stragglers(Observer):
-    """Reports each rank that makes the others wait, once, also to `record`; used on rank 0 of several ranks."""
+    """Reports each rank that makes the others wait, only once, and notes it in `record`; used on rank 0."""
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
@@ -70,7 +70,7 @@ class Stragglers(Observer):
         self._readings.append(paces)
         if found := self._balancer.compare(before, paces):
             self._record.shares = found
-            self._evidence = {noise: {} for noise in self._evidence}  # what there was is of the shares before
+            self._evidence = {noise: {} for noise in self._evidence}  # the earlier evidence is about the earlier shares
         rates = _rates(before, paces)
         slowest = _slowest(rates)
         self._note(slowest, statuses[slowest])

@@ -27,7 +27,7 @@ class Run:
     record: Mapping[str, Any]  # the run record
 
     def rows(self) -> dict[str, str]:
-        """Return the cells of the run's column in `table`, by row name; empty if the record has no such figure."""
+        """Return the cells of the run's column in `table`, by row name; a cell is empty if its figure is unknown."""
         get, loss = self.record.get, self.record.get("loss") or {}
         step, share = self.record.get("step_seconds") or {}, get("communication_share")
         median = step.get("median")
@@ -70,7 +70,7 @@ def read(path: Path) -> Run:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the folders in a folder of runs, oldest first; of another folder or a record the path itself."""
+    """Return the runs in a folder of runs, oldest first; for one run's folder or record, only `path`."""
     records = [] if (path / RECORD).exists() else [*path.glob(f"*/{RECORD}")]
     return [file.parent for file in sorted(records, key=lambda file: file.stat().st_mtime)] or [path]
 
@@ -108,7 +108,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of a command's options, by option name; its other words have the name "command"."""
+    """Return the values of a command's options, by option name; words before the first option are "command"."""
     found: dict[str, list[str]] = {}
     name = "command"
     for word in words:

@@ -55,14 +55,14 @@ class Timeline(Observer):
         self._marks: list[int] = []  # wall clock at the begin of the first step and at the end of every step
 
     def step(self, optimizer: Any) -> None:
-        """Note the end of a step, and begin or end the recording when it is due."""
+        """Note the end of a step; begin or end the recording after the steps that `steps` names."""
         self._made += 1
         if self._steps[0] <= self._made <= self._steps[1]:
             self._marks.append(time.time_ns())
         self._stages.pop(self._made, lambda: None)()
 
     def end(self) -> None:
-        """Write the steps that were recorded before the training ended."""
+        """If the training ends before `steps[1]`, write the steps that were recorded."""
         stages, self._stages = self._stages, {}
         if stages and len(self._marks) > 1:
             self._finish()

@@ -44,7 +44,7 @@ def read(
 
 
 def number(calls: Sequence[Event], before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Number the collectives if one group has called all: `before` and `after` have each group's newest number."""
+    """Number the collectives if all are of one group; `before` and `after` have the newest number of each group."""
     collectives = [call for call in calls if not call["args"]["call"].startswith(("send", "recv"))]
     made = [(before.get(group, 0), last) for group, last in after.items() if last != before.get(group, 0)]
     if [last - first for first, last in made] == [len(collectives)]:
@@ -53,7 +53,7 @@ def number(calls: Sequence[Event], before: Mapping[str, int], after: Mapping[str
 
 
 def place(calls: Sequence[Event], transport: str) -> None:
-    """Name the calls, and give them tracks on which they do not overlap."""
+    """Name the calls, and distribute them over tracks so that calls on one track do not overlap."""
     ends: list[int] = []
     for call in calls:
         track = next((track for track, end in enumerate(ends) if end <= call["ts"]), len(ends))

@@ -25,16 +25,16 @@ class Training:
     first: int = 0  # the number of steps completed before this attempt
     # The time of each of the newest steps, with data loading, and its communication wait (None: not measured).
     times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=NEWEST))
-    # Samples and tokens of all ranks in a step, on average, as far as they are known.
+    # The mean number of samples and tokens of all ranks in a step, where they are known.
     per_step: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)  # the losses that Trainer or the script has logged
-    # The share of the measured speed of products that a token per second takes; None: unknown.
+    # The share of the measured speed of matrix products that one token per second takes; None: unknown.
     product_share: float | None = None
 
     def __post_init__(self) -> None:
         self._before = self.counter.steps
         self._counts = Counter[str]()
-        self._begin = 0.0, 0.0  # at the begin of this step: the time, and the communication seconds so far
+        self._begin = 0.0, 0.0  # the time at the beginning of this step, and the communication seconds until then
 
     @property
     def steps(self) -> int:
@@ -47,7 +47,7 @@ class Training:
         self.per_step[name] = self._counts[name] / max(self.steps, 1)
 
     def add_batch(self, rows: int, tokens: int) -> None:
-        """Add a batch of this rank: the tokens of a step follow from its samples, if these are known."""
+        """Add a batch of this rank. A step's tokens are estimated from its samples, by the tokens in a row so far."""
         self._counts.update(rows=rows, tokens=tokens)
         self.per_step["tokens"] = self.per_step.get("samples", 0) * self._counts["tokens"] / self._counts["rows"]
 
@@ -76,7 +76,7 @@ class Training:
 
 
 def checked(name: str, value: Any, read: Callable[[Any], T]) -> T:
-    """Return a figure that a script logs, read by `float` or `operator.index`; raise `UserError` if it is none."""
+    """Convert a script's figure by `read`, `float` or `operator.index`; UserError if it fails or a count is below 0."""
     with suppress(TypeError, ValueError, RuntimeError):
         number = read(value.detach() if isinstance(value, torch.Tensor) else value)
         if read is float or number >= 0:

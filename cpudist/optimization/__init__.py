@@ -1,11 +1,11 @@
-"""Makes a model and its optimizer faster on this CPU, by Intel's extension if it fits, otherwise by PyTorch alone.
+"""Make a model and its optimizer faster on this CPU, by kernels of PyTorch, cpudist and, if it fits, Intel's extension.
 Parameters keep their type, so copies, other optimizers and saved states work as before.
 
 Each optimization has a module: ipex.py, precision.py (bfloat16 and float16 by autocast), operators.py (attention,
-dropout and others), native.py (fused optimizers, freed memory). kernels.py applies those that fit,
-records and prints them.
+dropout and others), native.py (fused optimizers, freed memory), and padding.py (trimmed batches). kernels.py applies
+those of the first four that fit, and records and prints them.
 
-It must not import launchers, transformers, programs or command lines.
+This package must not import launchers, transformers, programs or command lines.
 """
 
 from typing import Any
@@ -76,7 +76,7 @@ def optimize(
     computed = precision.fitting(dtype)
     precision.compute_in(
         model, torch.float32
-    )  # remove an earlier call's autocast first: it wraps what `apply` replaces
+    )  # first remove the autocast of an earlier call: it wraps the forward pass that `apply` replaces
     because = ([precision.IN_FLOAT32] if computed is not dtype else []) + ([no_ipex] if no_ipex else [])
     chosen = kernels.note(kernels.apply(model, optimizer, no_ipex, keep_memory, own_operators), computed)
     precision.compute_in(model, computed)
@@ -87,8 +87,8 @@ def optimize(
 def scaler() -> Any:
     """Return the GradScaler of a training loop: ``scaler.scale(loss).backward(); cpudist.step(optimizer, scaler)``.
 
-    Call it after `optimize`. It scales the loss if `optimize` has set a model of this job to float16. Otherwise it is
-    disabled: it passes all values through, on any backend.
+    Call this after `optimize`. The scaler scales the loss if `optimize` has set a model of this job to float16.
+    Otherwise the scaler is disabled and passes all values through, on any backend.
 
     Raises:
         UserError: there is no running job.

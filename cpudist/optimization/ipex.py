@@ -1,10 +1,10 @@
 """Apply Intel's extension for PyTorch, if it is installed and made for this torch.
 
-Weights are not prepacked: it gains nothing (docs/performance.md), and accelerate moves models to "cpu:0", which
+Weights are not prepacked: this gains nothing (docs/performance.md), and accelerate moves models to "cpu:0", which
 corrupts prepacked weights without an error. Weights are not converted, because precision.py sets the number format. The
 optimizer is not fused by the extension, because PyTorch's fused optimizers are as fast.
 
-Loading the extension replaces kernels of torch until the process ends. Until then models must not be compiled
+Loading the extension replaces kernels of torch until the process ends. Such a process must not compile models
 (`check_not_loaded`).
 """
 
@@ -45,30 +45,30 @@ def missing(compiled: bool = False) -> str | None:
 def check_not_loaded() -> None:
     """Raise UserError if this process has loaded Intel's extension; called before a model is compiled.
 
-    Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code uses another gradient. In a
-    compiled model, the parameters below a layer norm get no gradient, without an error.
+    Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code gets the gradient another
+    way. In a compiled model, the parameters below a layer norm get no gradient, without an error.
     """
     if PACKAGE in sys.modules:
         raise UserError(f"{PACKAGE} is loaded: {_NOT_COMPILED}; compile in a process without it")
 
 
 def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Optimize `model` in place. Call it before DDP: it may replace layers, such as LSTMs.
+    """Optimize `model` in place. Call this before DDP, because it may replace layers, such as LSTMs.
 
     Source: ``intel_extension_for_pytorch.optimize``, release 2.8.
     """
-    # torch 2.8 warns about how its layer norm is registered; the gradients are right (tests/optimization).
+    # torch 2.8 warns about how the extension registers layer norm; the gradients are right (tests/optimization).
     warnings.filterwarnings("ignore", "aten::layer_norm: an autograd kernel was not registered", UserWarning)
     with _quiet(), Changes() as changes:
-        for name, value in CPU_ONLY.items():  # because the extension imports accelerate
+        for name, value in CPU_ONLY.items():  # accelerate reads these; the extension imports it
             changes.default_variable(name, value)
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
-        # Not undone at the job's end: the kernels stay, and compiled models would get no gradients (check_not_loaded).
+        # Not undone at the job's end: the kernels stay, and compiled models would be wrong (check_not_loaded).
         torch.compiler.set_stance("force_eager")
         if optimizer is None:  # without one, the extension would fold layers and so change the weights that are saved
             return
         modes = {module: module.training for module in model.modules()}
-        model.train()  # the extension reads the mode, and pretrained models are in eval
+        model.train()  # the extension reads the mode, and pretrained models are in eval mode
         try:
             extension.optimize(
                 model,
@@ -86,7 +86,7 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the extension's output from Python and C++, which does not help users. Errors are still raised."""
+    """Hide the extension's output from Python and C++, because it does not help users. Errors are still raised."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     screens, nowhere = {number: os.dup(number) for number in (1, 2)}, os.open(os.devnull, os.O_WRONLY)

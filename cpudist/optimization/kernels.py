@@ -10,7 +10,7 @@ from cpudist.optimization import ipex, native, operators, precision
 from cpudist.optimization.precision import device_type
 
 dtypes: set[torch.dtype] = set()  # The models of the running job compute in these types.
-TORCHS = "torch's operators"  # The run record has this entry if cpudist's cannot be compiled.
+TORCHS = "torch's operators"  # The run record has this entry if cpudist's operators cannot be compiled.
 
 
 def why_not_ipex(compiled: bool = False) -> str | None:
@@ -21,7 +21,7 @@ def why_not_ipex(compiled: bool = False) -> str | None:
 
 
 def check_compiling() -> None:
-    """Raise UserError if compiled models would be wrong: beside Intel's extension, or on a backend that compiles."""
+    """Raise UserError if models must not be compiled: Intel's extension is loaded, or the devices are not CPUs."""
     if device_type() != "cpu":
         raise UserError(f"torch.compile is not for the backend {job.require().world.backend}; leave compile out")
     ipex.check_not_loaded()
@@ -60,7 +60,7 @@ def apply(
 
 
 def note(names: list[str], dtype: torch.dtype) -> list[str]:
-    """Record the optimizations of a model that computes in `dtype`; the run record has the newest model's.
+    """Record the optimizations of a model that computes in `dtype`; the run record has those of the newest model.
 
     Return the record's entries: `names`, whose first is "ipex" or "native", and autocast.
     """

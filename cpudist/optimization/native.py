@@ -13,7 +13,7 @@ import torch
 # These have a fused kernel for the CPU (torch 2.8: torch/optim/optimizer.py, _get_fused_kernels_supported_devices).
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
-_BLOCK = 4096  # A block of float32 values, 16 KB, fits into a first-level cache.
+_BLOCK = 4096  # A block of this number of float32 values, 16 KB, fits into a first-level cache.
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h> of the GNU C library
 _NEVER = -1
@@ -25,7 +25,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
     """Make the optimizer update all parameters in one kernel, in each step in which the kernel is correct.
 
     Between steps the optimizer is not fused, so its copies, which have no hooks, are never fused. If the user has fused
-    it, it stays fused. Return False if it has no fused kernel.
+    the optimizer, it stays fused. Return False if there is no fused kernel for its type and options.
     """
     groups = optimizer.param_groups
     if type(optimizer) not in _FUSED or any(group.get("differentiable") or group.get("capturable") for group in groups):
@@ -33,7 +33,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
     if not any(group.get("fused") for group in groups):
         optimizer.register_step_pre_hook(_fuse_where_right)
         optimizer.register_step_post_hook(_unfuse)
-        optimizer.register_state_dict_pre_hook(_unfuse)  # after a step that has raised
+        optimizer.register_state_dict_pre_hook(_unfuse)  # if a step raises, its post hook does not run
     return True
 
 
@@ -79,7 +79,7 @@ def gradient_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the 2-norm of all gradients together, computed on all threads by blocks of each gradient.
 
     `torch.nn.utils.get_total_norm` (torch 2.8 to 2.13) adds up each tensor on one thread, with a relative error of 1e-3
-    for tens of millions of float32 values; the error of blocks is below 1e-6.
+    for tens of millions of float32 values; by blocks the error is below 1e-6.
     """
     norms = []
     for values in (gradient.reshape(-1) for gradient in gradients):
@@ -102,17 +102,17 @@ def own_compile_cache(rank: int) -> str:
 
 
 def keep_freed() -> bool:
-    """Keep freed memory in the process for the next step, which cannot be undone; return False if nothing was done.
+    """Keep freed memory in this process for later steps, until the process ends; return False if nothing was done.
 
     By default every large tensor is mapped again in each step, and the kernel clears each page at its first use
-    (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD). Other allocators, and one that a variable configures, stay.
+    (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD). Other allocators, and a glibc that variables configure, are left alone.
     """
     if platform.libc_ver()[0] != "glibc" or any(variable in os.environ for variable in _VARIABLES):
         return False
     loaded, glibc = ctypes.CDLL(None), ctypes.CDLL("libc.so.6")
     # Preloaded allocators such as tcmalloc replace all functions of malloc(3). tcmalloc's mallopt does nothing and
-    # returns 1. malloc_usable_size is compared because Python does not call it. `malloc` has another address in a
-    # Python that is not position-independent, such as Debian's.
+    # returns 1. Compare a function that Python does not call: the address of one that it calls, such as malloc, differs
+    # from the library's in a Python that is not position-independent, such as Debian's.
     allocators = [ctypes.cast(library.malloc_usable_size, ctypes.c_void_p).value for library in (loaded, glibc)]
     if allocators[0] != allocators[1]:
         return False

@@ -1,17 +1,17 @@
 """Replace slow parts of a model's modules by operators of csrc, where they are faster than torch's on this CPU.
 
 Attention, with and without dropout, is computed in one pass, in bfloat16 and float32, where the CPU has AVX-512 with
-bfloat16. torch (2.8 to 2.15) leaves its flash kernel when there is dropout, and keeps the probabilities.
+bfloat16. With dropout, torch (2.8 to 2.15) does not use its flash kernel, and keeps the probabilities.
 
 Dropout is drawn on all threads; torch draws it on one thread on most CPUs. No mask is stored for the backward pass, and
 the seed comes from torch's generator. So `manual_seed`, saved generator states and recomputed activations repeat the
 masks on any number of threads.
 
-A linear layer leaves out tokens without a gradient in its backward pass, if these are more than half: padding as keys
-and values, and in a model's last layer tokens without a label. Cross entropy leaves out rows without a label where a
-head has many outputs. On CPUs with AMX a linear layer copies the transposed factor of its weight's gradient first.
+The backward pass of a linear layer leaves out tokens without a gradient if more than half have none. In layers of keys
+and values these are padding, in a model's last layer tokens without a label. Cross entropy leaves out rows without a
+label if a head is wide. On CPUs with AMX a linear layer first copies the transposed factor of its weight's gradient.
 
-Other modules, compiled models' linear layers and `torch.nn.MultiheadAttention`, and torch.func have torch's operators.
+Other modules, torch.func, and in compiled models linear layers and `MultiheadAttention` use torch's operators.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ from cpudist.errors import UserError
 FILE = "cpudist_operators.so"
 _SOURCES = Path(__file__).parent / "csrc"
 _PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
-_FASTER = 0.8  # The operator is used if it takes less than this share of torch's time.
-_REPEATS = 8  # The fastest of these calls counts: on a busy machine, threads sometimes wait for a core.
-_WIDE = 8192  # From this number of outputs of a head on cross entropy looks for rows without a label.
-_key: Any = None  # The dispatch key under which torch uses the operators; None before `_load`, as after unpickling.
+_FASTER = 0.8  # cpudist's dropout is used if it takes less than this share of the time of torch's.
+_REPEATS = 8  # Take the fastest of this number of calls: on a busy machine, threads sometimes wait for a core.
+_WIDE = 8192  # Cross entropy looks for rows without a label if a linear layer has at least this number of outputs.
+_key: Any = None  # Dispatch key with which torch uses the operators; None before `_load`, e.g. after unpickling.
 
 ATTENTION, DROPOUT, LINEAR, COPY = "attention in one pass", "parallel dropout", "rows with a gradient", "copied factors"
 
@@ -62,7 +62,7 @@ def use(model: torch.nn.Module) -> list[str]:
 
 
 def replace_forward(module: Any, forward: functools.partial[Any]) -> None:
-    """Replace a module's forward pass by a partial, not a closure: copy.deepcopy copies the module in it, too."""
+    """Replace a module's forward pass by a partial: unlike in a closure, copy.deepcopy copies the module in it."""
     module.forward = functools.update_wrapper(forward, module.forward)
     module.__prepare_scriptable__ = functools.partial(_check_scriptable, module)  # torch.jit.script calls it
 
@@ -112,7 +112,7 @@ def _load() -> None:
 
 @functools.cache
 def _faster(_threads: int) -> set[str]:
-    """Return which operators are faster than torch's here."""
+    """Return the names of the operators that are faster than torch's here; only dropout is timed."""
     _load()
     ones = torch.ones(1 << 20)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -126,7 +126,7 @@ def _faster(_threads: int) -> set[str]:
 
 
 def _replacement(module: torch.nn.Module) -> tuple[str, Callable[..., Any]] | None:
-    """Return the optimization of a module and the function that replaces its forward pass; None if it has none."""
+    """Return the optimization of a module and the function that replaces its forward pass; None to keep torch's."""
     kind = type(module)
     if kind is torch.nn.Dropout:
         return DROPOUT, _drop
@@ -149,12 +149,12 @@ def _is_turned(module: torch.nn.Module) -> bool:
 
 
 def _copies() -> bool:
-    # On AMX a product in bfloat16 takes twice as long where its first factor is transposed. On AVX512_BF16 it does not.
+    # On AMX a product in bfloat16 takes twice as long if its first factor is transposed. On AVX512_BF16 it does not.
     return torch.cpu._is_amx_tile_supported()
 
 
 class _TracedAttention(torch.overrides.TorchFunctionMode):
-    """Let a compiler trace the operators' attention."""
+    """Call cpudist's attention instead of torch's, in a form that torch.compile can trace."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.nn.functional.scaled_dot_product_attention and type(args[0]) is torch.Tensor:
@@ -171,7 +171,7 @@ def _drop(module: Any, forward: Any, /, input: torch.Tensor) -> torch.Tensor:
 def _attend(module: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
     if not module.training or _key is None:
         return forward(*args, **kwargs)
-    # A compiler cannot trace the guard.
+    # torch.compile cannot trace the guard of the dispatch key.
     with _TracedAttention() if torch.compiler.is_compiling() else torch._C._IncludeDispatchKeyGuard(_key):
         return forward(*args, **kwargs)
 

@@ -1,10 +1,10 @@
-"""Leave out the columns of a batch in which every row is padding, for models whose loss does not change by it.
+"""Leave out the columns of a batch in which every row is padding, for models whose loss this does not change.
 
     batch = padding.trimmed(batch, model)
 
 Tokens do not attend to padding, and labels of -100 have no part in a loss. So the loss and its gradients stay the same
-up to rounding (tests/optimization/test_padding.py has every model of the list). The loss of question answering is a
-softmax over all columns, and changes.
+up to rounding (tests/optimization/test_padding.py tests the models of `HEADS`). The loss of question answering, a
+softmax over all columns, would change.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 
 from cpudist.errors import UserError
 
-_COLUMNS = 32  # The number of columns that are kept is a multiple of this one: products and attention compute in tiles.
+_COLUMNS = 32  # A multiple of this number of columns is kept, because products and attention compute in tiles.
 NO_TARGET = -100
 _MASK = "attention_mask"
 REFUSED = "{}: {}; leave it out, or pad each batch to its longest row only"
 _TENSORS = {"input_ids", _MASK, "token_type_ids", "position_ids", "labels"}
 
-ENCODERS = {  # Names of models in transformers, and the ends of the names of their classes.
+ENCODERS = {  # Model types of transformers; `HEADS` adds the endings of the class names that are supported.
     *("albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"),
     *("xlm-roberta",),
 }
@@ -34,7 +34,7 @@ HEADS |= dict.fromkeys(DECODERS, ("ForCausalLM", "LMHeadModel", POOLED, TOKENS))
 
 
 def why_not(model: torch.nn.Module) -> str | None:
-    """Return why padding of `model` is not left out; None if its loss is known to stay the same."""
+    """Return why padding of `model` cannot be left out; None if its loss is known to stay the same."""
     base = _base(model)
     kind, config = type(base), getattr(base, "config", None)
     heads = HEADS.get(getattr(config, "model_type", ""), ())
@@ -47,9 +47,9 @@ def why_not(model: torch.nn.Module) -> str | None:
 
 
 def columns(batch: Mapping[str, Any], model: torch.nn.Module) -> slice | None:
-    """Return the columns of `batch` that are kept; None if all are, or if other tensors might depend on the width.
+    """Return the columns of `batch` to keep; None to keep all, also if other tensors might depend on the width.
 
-    A decoder may have padding before the tokens, too.
+    Batches of a decoder may have padding before the tokens, too.
     """
     mask, base = batch.get(_MASK), _base(model)
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or not batch.keys() <= _TENSORS:
@@ -63,7 +63,7 @@ def columns(batch: Mapping[str, Any], model: torch.nn.Module) -> slice | None:
     if not len(found):
         return None
     first, end, width = int(found[0]), int(found[-1]) + 1, mask.shape[1]
-    # The first token of a row, if it is a target, is predicted from padding that attends to all columns.
+    # If a row's first token is a target, it is predicted from a padding column, and this attends to all columns.
     if base.config.model_type not in DECODERS or (counted[:, 1:] & ~used[:, :-1]).any():
         first = 0
     kept = -(-(end - first) // _COLUMNS) * _COLUMNS
@@ -78,7 +78,7 @@ def trimmed(batch: Any, model: torch.nn.Module) -> Any:
 
 
 def with_columns(batch: Any, model: torch.nn.Module, kept: slice) -> Any:
-    """Return `batch` with the columns `kept` alone, which `columns` has returned."""
+    """Return `batch` with only the columns `kept`, which `columns` has returned."""
     rows, width = batch[_MASK].shape
     whole = {"labels"} if type(_base(model)).__name__.endswith(POOLED) else set[str]()
     cut = copy.copy(batch)
@@ -108,7 +108,7 @@ class TrimmedBatches:
 
 
 def _base(model: Any) -> Any:
-    """Return the model of transformers inside DDP, a compiled model or peft's adapters."""
+    """Return the transformers model that DDP, torch.compile or peft has wrapped."""
     while inner := getattr(model, "module", None) or getattr(model, "_orig_mod", None):
         model = inner
     return model.get_base_model() if hasattr(model, "get_base_model") else model

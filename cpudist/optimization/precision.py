@@ -1,4 +1,4 @@
-"""The type that a model computes in: support by devices, and autocast."""
+"""Check and choose the type that a model computes in, and apply autocast."""
 
 import copy
 import dataclasses
@@ -27,13 +27,13 @@ def device_type() -> str:
 
 
 def check(dtype: torch.dtype) -> None:
-    """Raise UserError if the devices of the running job, or without a job the CPU, cannot train in `dtype`."""
+    """Raise UserError if the running job's devices (without a job, the CPU) cannot train in `dtype`."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
     if dtype is torch.float16 and device_type() != "cpu":
         backend = job.require().world.backend
         raise UserError(f"float16 is not for the backend {backend}; use bfloat16 (--bf16) or float32")
-    # oneDNN has kernels for AVX512_FP16 and AMX-FP16 only.
+    # oneDNN has float16 kernels for AVX512_FP16 and AMX-FP16 only.
     if dtype is torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         why = "this CPU has no float16 arithmetic (AVX512_FP16 or AMX-FP16), and emulating it is slow"
         raise UserError(f"{why}; use bfloat16 (--bf16) or float32")
@@ -43,7 +43,7 @@ def fitting(dtype: torch.dtype) -> torch.dtype:
     """Return the type to compute in for the requested `dtype`: float32 instead of a slow bfloat16.
 
     On CPUs without bfloat16 kernels of oneDNN (mostly CPUs without AVX-512), PyTorch's own (2.8 to 2.13) are 5 to 80
-    times slower than float32. On other processors than x86-64 what oneDNN says is not enough, and a product is timed.
+    times slower than float32. On processors other than x86-64, also time a product: oneDNN's answer does not suffice.
     """
     if dtype is not torch.bfloat16 or device_type() != "cpu":
         return dtype
@@ -63,7 +63,7 @@ def _has_fast_product() -> bool:
 
 
 def has_bf16() -> bool:
-    """Return whether this CPU has bfloat16 instructions; others convert to float32 and back."""
+    """Return whether this CPU has bfloat16 instructions; other CPUs convert to float32 and back."""
     found = features(Files())
     return found is not None and bool(units(found, BFLOAT16))
 
@@ -75,7 +75,7 @@ def name(dtype: torch.dtype) -> str:
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Make `model` run its forward pass under autocast to `dtype` and return float32.
 
-    It replaces the type of an earlier call; torch.float32 removes the autocast.
+    `dtype` replaces the type of an earlier call; torch.float32 removes the autocast.
     """
     forward: Any = model.forward
     if isinstance(forward, functools.partial) and forward.func is _under_autocast:
@@ -92,13 +92,13 @@ def _under_autocast(forward: Any, device: str, dtype: torch.dtype, /, *args: Any
 
 
 def _in_float32(leaf: Any) -> Any:
-    """Convert a part of the outputs: losses and metrics are computed in float32."""
+    """Convert a part of the outputs to float32, in which losses and metrics are computed."""
     if isinstance(leaf, torch.Tensor):
         return leaf.float() if leaf.dtype in (torch.bfloat16, torch.float16) else leaf
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         leaf = copy.copy(leaf)
         for name, value in vars(leaf).items():
-            object.__setattr__(leaf, name, tree_map(_in_float32, value))  # also of a frozen one
+            object.__setattr__(leaf, name, tree_map(_in_float32, value))  # also sets fields of a frozen dataclass
     if isinstance(leaf, Generator):
         return (tree_map(_in_float32, value) for value in leaf)
     return leaf

@@ -1,4 +1,4 @@
 """Change the environment and other packages while a job runs, and undo the changes at its end.
 
-It must not import torch, MPI or transformers.
+This package must not import torch, MPI or transformers.
 """

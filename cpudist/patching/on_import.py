@@ -32,8 +32,8 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
 class _Watched(ModuleSpec):
     """A spec that calls `actions` when the import system marks it as initialised, after the module's execution.
 
-    Python calls nothing else at the end of an import that is under way: accelerate, say, imports torch, whose entry
-    point asks for an action on accelerate.
+    Python has no other hook for the end of an import that has begun. An example: accelerate imports torch, and torch
+    loads its backends' entry points, one of which asks for an action on accelerate.
     """
 
     actions: list[Action]

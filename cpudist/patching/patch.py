@@ -1,4 +1,4 @@
-"""Replace parts of other packages, each with its reason, if they are what the replacement was written for.
+"""Replace parts of other packages; each patch has a reason, and checks that its target has the expected form.
 
 A folder that changes another package has a table, `PATCHES`, which docs/patches.md shows::
 
@@ -36,7 +36,7 @@ class Patch:
         return self.target.partition(":")[0]
 
     def find(self) -> tuple[Any, str, Any] | None:
-        """Return the target after its owner and its name there.
+        """Return the target's owner, the target's name there, and the target.
 
         None if it is missing, or has other parameters or attributes than this patch was written for.
         """
@@ -60,9 +60,9 @@ def apply(patches: Iterable[Patch], context: Any, changes: Changes) -> None:
     """Apply `patches` in their order, until `changes` are undone.
 
     A function of a module is also replaced in the modules that have imported it by name. A patch that does not fit the
-    installed version is a UserError.
+    installed version raises UserError.
     """
-    functions = {}  # id of a module's function, which `changes` keeps -> its replacement
+    functions = {}  # id of a module's function (`changes` keeps it alive) -> its replacement
     for patch in patches:
         found = patch.find()
         if found is None:
@@ -92,9 +92,9 @@ def adjusted(
     before: Callable[[dict[str, Any]], object],
     after: Callable[[Any], object] = lambda _first: None,
 ) -> Callable[..., None]:
-    """Return a function that calls `original`, such as an `__init__`, whose arguments by name `before` may change.
+    """Return a function that calls `before`, `original` (such as an `__init__`) and `after`.
 
-    `after` then gets the first argument: of an `__init__` the new object.
+    `before` gets the arguments by name and may change them; `after` gets the first one, an `__init__`'s new object.
     """
     signature = inspect.signature(original)
 

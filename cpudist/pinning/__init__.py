@@ -1,6 +1,6 @@
 """Plan the cores on which each rank of a node computes, and bind this rank to its part of the plan.
 
-It must not import torch, MPI or jobs.
+This package must not import torch, MPI or jobs.
 """
 
 import os
@@ -21,7 +21,7 @@ __all__ = ["Pinning", "decide", "decide_in_place", "pin", "preload_allocator"]
 def pin(launcher: Launcher) -> Pinning | None:
     """Pin this process, before it imports torch or uses MPI. The process may be executed once more.
 
-    Return its CPUs and threads; None without pinning, if the launcher does not give the number of ranks on the node.
+    Return its CPUs and threads; None if it is not pinned, for example if the number of ranks on the node is unknown.
     """
     preload_allocator()
     pinning = decide(launcher)
@@ -34,8 +34,8 @@ def pin(launcher: Launcher) -> Pinning | None:
 def decide_in_place(launcher: Launcher, threads: int) -> Pinning | None:
     """Return the pinning for a script that calls `cpudist.init` itself; None if it must not be pinned.
 
-    The script's own number of torch's `threads` is kept. A variable that makes OpenMP bind its threads prevents
-    pinning: the import of torch has then narrowed this process's mask, so the usable CPUs are unknown.
+    `threads` is torch's number of threads, which is kept if the script has set it. A variable that makes OpenMP bind
+    threads prevents pinning: importing torch has narrowed this process's mask, so the usable CPUs are unknown.
     """
     return None if any(name in os.environ for name in BINDING) else decide(launcher, _chosen(threads))
 
@@ -47,7 +47,7 @@ def decide(launcher: Launcher, chosen_threads: tuple[int, str] | None = None) ->
     """
     try:
         placement = launcher.placement()
-    except UserError:  # the start of the job reports it
+    except UserError:  # the start of the job reports this error
         return None
     if placement.local_rank is None or placement.local_size is None:
         if placement.size > 1:

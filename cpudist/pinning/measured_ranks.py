@@ -1,7 +1,7 @@
-"""The number of ranks that was fastest on machines like this one, as `cpudist plan --measure` has found it.
+"""Load and store the number of ranks that `cpudist plan --measure` has found fastest on machines like this one.
 
-It is stored in the user's cache folder under a description of the machine. Equal nodes with a shared home folder share
-the number.
+The file is in the user's cache folder; the key is a description of the machine. Equal nodes with a shared home folder
+share the number.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ _FILE = "ranks.json"
 
 
 def load() -> int | None:
-    """Return the number of ranks for this machine; None where none was measured."""
+    """Return the number of ranks for this machine; None if it was not measured."""
     found = user_cache.read(_FILE).get(_description())
     return found if isinstance(found, int) and found > 0 else None
 
@@ -24,7 +24,7 @@ def save(ranks: int) -> Path:
 
 
 def _description() -> str:
-    """Return the key of the stored number: the usable part of this machine. Each part has its own best number."""
+    """Return the key of the stored number: the usable part of this machine, since the fastest number depends on it."""
     usable = this_machine().usable
     nodes = len({core.numa_node for core in usable.cores})
     return f"{cpu_model()}, {len(usable.cores)} cores, {nodes} NUMA nodes"

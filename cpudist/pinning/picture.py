@@ -1,4 +1,4 @@
-"""Draw a plan in plain text: every core of the machine with its tasks."""
+"""Draw a plan in plain text: every core of the machine with its ranks."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -11,11 +11,11 @@ from cpudist.topology.kernel_files import format_list
 from cpudist.topology.machine import Machine
 
 _IDLE, _FORBIDDEN = ".", "x"
-_HEAD = 24  # width of the CPUs before the cells of an L3 group
+_HEAD = 24  # width of the column "CPUs …" before the cells of an L3 group
 
 
 def draw(machine: Machine, plan: Plan, width: int) -> str:
-    """Return the machine and the plan as lines of at most `width` characters, if the width of one core fits."""
+    """Return the machine and the plan as text, in lines of at most `width` characters (20 if it is smaller)."""
     cells = _cells(machine, plan)
     lines = [_machine_line(machine.topology), *_limit_lines(machine), "", *_cores(machine.topology, cells), ""]
     lines += [*_legend(cells, plan), "", *map(_sentence, plan.ranks)]
@@ -101,6 +101,6 @@ def _sentence(rank: RankPlan) -> str:
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """Wrap a line of words or cells; cells go on below cells."""
+    """Wrap a line of words or cells; further cells are placed below the first ones."""
     indent = _HEAD if line.startswith("    CPUs") and width > 1.5 * _HEAD else 2
     return textwrap.wrap(line, max(width, 20), subsequent_indent=" " * indent) or [""]

@@ -6,7 +6,7 @@ The rules, the strongest one first:
 2. A core belongs to one rank. Ranks share cores only if there are more ranks than cores; the plan then has a warning.
 3. A rank stays inside one NUMA node. It spans several only if the user wants fewer ranks than nodes, or one rank per
    socket.
-4. All cores are used. The ranks of a node differ by at most one core.
+4. All cores are used. The ranks of one NUMA node differ by at most one core.
 5. OpenMP's threads wait for the slowest one, so second hardware threads do not compute. The plan treats all cores as
    equally fast, also those of hybrid processors, as PyTorch does.
 """
@@ -164,7 +164,7 @@ def _apportioned(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _split(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
-    """Split cores into runs of neighbours whose lengths differ by at most one; ranks share cores if there are fewer."""
+    """Split cores into runs of neighbours whose lengths differ by at most one; excess ranks share cores."""
     if ranks > len(cores):
         return [[cores[rank * len(cores) // ranks]] for rank in range(ranks)]
     bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]

@@ -20,7 +20,7 @@ _DECIDED_PREFIX = "MALLOC_"
 
 
 def preload_allocator() -> None:
-    """Execute this process once more with tcmalloc, unless it was done or the user has chosen an allocator.
+    """Execute this process once more with tcmalloc, unless this was done or the user has chosen an allocator.
 
     Call it before anything is read from standard input.
     """

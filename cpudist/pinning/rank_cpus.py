@@ -21,8 +21,8 @@ class Pinning:
     """CPUs and threads assigned to this rank."""
 
     plan: RankPlan  # its cores and threads; its `rank` is the local one
-    bound: bool  # whether to set this process's mask to the plan's; in the result of `bind`, whether it was set
-    hint: str = ""  # for the user
+    bound: bool  # whether to set this process's mask to `plan.cpus`; in the result of `bind`, whether it was set
+    hint: str = ""  # a warning for the user; empty if there is none
 
     def bind(self, changes: Changes) -> Self:
         """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""
@@ -40,16 +40,16 @@ class Pinning:
 class Starter:
     """The process that started this node's ranks: torchrun's agent, Hydra's proxy, slurmstepd."""
 
-    # Its affinity mask. A rank with a smaller mask was pinned by its launcher; other ranks share this mask.
+    # Its affinity mask. A rank with a smaller mask was pinned by its launcher; unpinned ranks share this mask.
     cpus: frozenset[int]
     # Its initial environment; None if it cannot be read, for example in another user's process.
     variables: dict[str, str] | None
 
 
 def starter_of(rank_variable: str | None) -> Starter:
-    """Return the nearest ancestor that does not have this rank's `rank_variable`, such as PMI_RANK.
+    """Return the nearest ancestor whose `rank_variable`, such as PMI_RANK, differs from this rank's or is not set.
 
-    The parent may be a shell or a wrapper that has the variable too. Without `rank_variable`, return the parent.
+    The parent may be a shell or a wrapper with the same value. Without `rank_variable`, return the parent.
     """
     own = os.environ.get(rank_variable) if rank_variable else None
     pid, variables = os.getppid(), None
@@ -59,7 +59,7 @@ def starter_of(rank_variable: str | None) -> Starter:
             break
     try:
         return Starter(frozenset(os.sched_getaffinity(pid)), variables)
-    except OSError:  # it has ended, or the kernel refuses: this process's own mask
+    except OSError:  # it has ended, or the kernel refuses: return this process's mask
         return Starter(frozenset(os.sched_getaffinity(0)), variables)
 
 
@@ -80,7 +80,7 @@ def _over_subscribed(plan: Plan) -> str:
 def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, options: PlanOptions) -> Pinning:
     """Plan inside the mask that the launcher has set for this rank."""
     own = len(machine.usable.cores)
-    # If the masks of all ranks exceed the node's cores in sum, ranks share masks. It is unknown which ranks share one.
+    # If the masks of all ranks have more cores in sum than the node, ranks share masks. Which ranks do so is unknown.
     sharers = ranks * own // node_cores
     plan = make_plan(Machine(machine.topology, _part_of(machine.limits, ranks)), replace(options, ranks=1))
     share = replace(plan.ranks[0], rank=rank)
@@ -104,7 +104,7 @@ def _part_of(limits: Limits, ranks: int) -> Limits:
 
 
 def thread_masks() -> dict[int, frozenset[int]]:
-    """Return the CPUs on which each thread of this process may run, by the kernel's number of the thread."""
+    """Return the CPUs on which each thread of this process may run, by the kernel's thread id."""
     masks = {}
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended

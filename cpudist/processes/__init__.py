@@ -1,4 +1,4 @@
 """Processes of this machine: how they are found, how they end, and how a rank that has ended is reported.
 
-It must not import torch or MPI.
+This package must not import torch or MPI.
 """

@@ -1,4 +1,4 @@
-"""End this process at once, after the line that says why."""
+"""Write a line that gives the reason, and end this process at once."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from cpudist.console import in_time, say
 
-# Called by `end_now` once it has written why this process ends, so that no other rank reports it as lost.
+# Called by `end_now` after it has written a line, so that no other rank reports this process as lost.
 after_last_line: set[Callable[[], object]] = set()
 
 

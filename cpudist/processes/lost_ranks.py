@@ -1,6 +1,6 @@
-"""Find the first rank that ended without an error of its own, and name hosts that do not answer, each in a sentence.
+"""Describe the first rank that ended without an error of its own, and report hosts that do not answer.
 
-The store, the other ranks and `cpudist launch` may each notice it; they report it with the same sentence. The rank that
+The store, the other ranks and `cpudist launch` may each notice a lost rank, and use the same sentence. The rank that
 reports a failure also writes the ranks that caused it into a file. The node agent on its host (hosts/node_agent.py)
 names these ranks to `cpudist launch`, which may then drop their host.
 """
@@ -47,7 +47,7 @@ def first_killed(killed: Sequence[LostRank], first_ended: Mapping[str, int | Non
     """Return the loss that ended the job, as far as it is known; None if no signal killed a rank.
 
     A launcher kills the other ranks with SIGKILL and may report them like the first, so other signals take precedence.
-    If such ranks were on several hosts, the first rank stays unknown here: the surviving ranks report it.
+    If it stays unknown which of several ranks ended first, return no rank: the surviving ranks report it.
 
     Args:
         killed: the ranks that signals have killed, from the launcher's output.
@@ -100,12 +100,12 @@ def killed_by(number: int) -> str:
 
 
 def silence_seconds(end: float) -> float:
-    """Return the seconds without an answer after which a host is named, given those after which it is lost."""
+    """Return after how many seconds without an answer a host is reported; after `end` seconds it is lost."""
     return end / 3
 
 
 class SilentHosts:
-    """Reports hosts that do not answer, and that they answer again; after `end` seconds a host is lost.
+    """Reports hosts that do not answer, and hosts that answer again; after `end` seconds a host is lost.
 
     Whether such a host is down, frozen or cut off cannot be told from outside.
     """
@@ -115,7 +115,7 @@ class SilentHosts:
         self._reported: set[str] = set()
 
     def report(self, silences: Mapping[str, float]) -> None:
-        """Report changes, given for how many seconds each host has not answered; a lost host has no entry."""
+        """Report changes. `silences`: host -> seconds since its last answer, without the hosts that are lost."""
         silent = {host for host, seconds in silences.items() if seconds > silence_seconds(self._end)}
         if found := sorted(silent - self._reported):
             self.say(found)
@@ -124,6 +124,6 @@ class SilentHosts:
         self._reported = silent
 
     def say(self, hosts: Sequence[str]) -> None:
-        """Name hosts that do not answer."""
+        """Report these hosts as silent."""
         verb, seconds = "does" if len(hosts) == 1 else "do", silence_seconds(self._end)
         say(f"warning: {names_of(hosts)} {verb} not answer for {seconds:.0f} s; the job ends at {self._end:.0f} s")

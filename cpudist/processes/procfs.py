@@ -1,7 +1,7 @@
 """Processes of this machine, read from /proc.
 
-psutil is not used: a job reads processes when Python's file system may be gone (`supervision/abort.py`), and it needs
-start times in the kernel's ticks.
+psutil is not used: a failing job reads processes when Python's file system may be gone (`supervision/abort.py`), and
+the job needs start times in the kernel's ticks.
 """
 
 import os
@@ -111,7 +111,7 @@ def send_signal(process: Process, number: int) -> None:
             return
         descriptor = os.pidfd_open(process.pid)
         try:
-            if lives(process):  # checked while the descriptor is open: it always refers to this process
+            if lives(process):  # the descriptor refers to this process even if the id is reused
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
@@ -120,8 +120,8 @@ def send_signal(process: Process, number: int) -> None:
 def python_main(module: str, *flags: str, path: Sequence[str] = ()) -> list[str]:
     """Return the command line by which a new Python process runs the function `main` of a module of cpudist.
 
-    It finds this package wherever it is installed, even if Python's `flags` exclude the usual folders, and modules in
-    the folders of `path`.
+    The process finds this package wherever it is installed, even if Python's `flags` exclude the usual folders, and
+    finds modules in the folders of `path`.
     """
     root = str(Path(__file__).resolve().parents[2])
     # The name is not __main__, so that tracebacks leave out this frame, like frames of our modules.

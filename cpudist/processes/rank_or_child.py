@@ -8,16 +8,16 @@ _CONNECTION = "PMI_FD"  # file descriptor of the socket by which Hydra and Slurm
 
 
 def mark() -> None:
-    """Mark this process as the rank for its children; called once it has started MPI.
+    """Mark this process as the rank for its children; call this once MPI is initialised.
 
-    Without the rank's connection, MPI in a child starts a world of one process.
+    Also hide the rank's connection from the children, so that MPI in a child starts a world of one process.
     """
     os.environ.setdefault(_PROCESS, str(os.getpid()))
     os.environ.pop(_CONNECTION, None)
 
 
 def started_by_rank() -> bool:
-    """Return whether this process descends from a rank, or was started without the connection of its launcher."""
+    """Return whether this process descends from a rank, or was started without the socket to the launcher."""
     own, connection = str(os.getpid()), os.environ.get(_CONNECTION)
     if os.environ.get(_PROCESS, own) != own:
         return True

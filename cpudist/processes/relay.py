@@ -27,7 +27,7 @@ class Relay:
     """
 
     def __init__(self, stream: IO[bytes], write: Callable[[bytes], object]) -> None:
-        self.writing = False  # whether a piece of output is under way
+        self.writing = False  # whether the thread reads or writes a piece
         self.error: Exception | None = None  # the first error of `write`; some output is then lost
         self._stream = stream
         self._write = write
@@ -39,7 +39,7 @@ class Relay:
         """Wait until all output has been passed on, then end the thread.
 
         Args:
-            seconds: limit of the wait for processes that keep the other end open. The wait for our reader has none.
+            seconds: limit of the wait for processes that keep the other end open. The wait for our reader has no limit.
             stop: ends the wait for our reader once it returns a true value.
         """
         deadline = time.monotonic() + seconds

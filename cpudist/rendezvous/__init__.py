@@ -1,6 +1,6 @@
 """Connect the ranks of a job within a time limit, through a store that all of them reach.
 
-Its caller says how the ranks find each other; it does not depend on the launcher. It must not import backends or jobs.
+The caller says by which method ranks find each other. This package must not import backends or jobs.
 """
 
 from cpudist.rendezvous.connecting import Rendezvous, connect

@@ -1,9 +1,9 @@
-"""Connect each rank to the job's store, at an address sent over MPI or taken from the environment.
+"""Connect each rank to the job's store, at an address from MPI, from torchrun's store or from the environment.
 
-The store is the job's own (cpudist/store/), and rank 0 serves it. MPI, or a launcher's store, only carries its address
-and the token that authenticates the ranks. For an address from the environment there is no private way to distribute a
-token, so the token is CPUDIST_TOKEN or empty. Anyone can read a launcher's store, so there CPUDIST_TOKEN, if set, is
-mixed into the token.
+The store is the job's own (cpudist/store/); rank 0 serves it, or node 0's notebook. MPI and torchrun's store carry only
+its address and the token that authenticates the ranks. With an address from the environment no token can be sent: it is
+CPUDIST_TOKEN, under Slurm a digest of the user's secret, or empty. Anyone can read torchrun's store, so CPUDIST_TOKEN,
+if set, is mixed into the token there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _STARTED_SECONDS = 60.0  # Longest time of each step once all ranks have started MPI.
-_NAME_SECONDS = 8.0  # Longest wait for a host's name that its name server should know already (Slurm's).
+_NAME_SECONDS = 8.0  # Longest wait for a name server that should know the host's name already (under Slurm).
 _RETRY_SECONDS = 2.0  # Longest attempt and longest pause before a rank reads the store's address again.
 
 
@@ -114,7 +114,7 @@ def _connect_by_agent(
 ) -> Rendezvous:
     """Connect to the store whose address is in the store of the launcher's agent.
 
-    The agent's store outlives restarts of the ranks, and two agents may have different restart numbers. So all attempts
+    The agent's store outlives restarts of the ranks, and two agents may have different restart numbers. So all restarts
     use one key; a rank that cannot reach the address, or is already registered there, reads the key again.
     """
     from torch.distributed import TCPStore
@@ -170,7 +170,7 @@ def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
 
 
 def _waiting_for_rank_0(where: AtAddress | InStore, placement: Placement) -> str:
-    """Return the line of a long wait; empty on all ranks but one."""
+    """Return the line that reports a long wait; empty on all ranks but rank 1."""
     return f"rank 1: waiting for rank 0 at {where.host}:{where.port}" if placement.rank == 1 else ""
 
 
@@ -184,7 +184,7 @@ def _own_addresses(host: str) -> list[str]:
 
 
 def _arrive(joined: Rendezvous, placement: Placement) -> None:
-    """Register this rank in the store; a rank that is registered already is a `UserError`: it is another job's."""
+    """Register this rank in the store; `UserError` if it is registered already, probably by another job."""
     if joined.store.add(f"arrived/{placement.rank}", 1) != 1:
         cast("JobStore", joined.store).close()
         why = f"rank {placement.rank} is in the job at {joined.host}:{joined.port} already"
@@ -194,7 +194,7 @@ def _arrive(joined: Rendezvous, placement: Placement) -> None:
 def _serve(
     placement: Placement, one_machine: bool, timeout: float, interface: str | None, secret: bytes = b""
 ) -> tuple[StoreProcess | None, Any]:
-    """Start the store on rank 0; return its process and its offer. Only the job's ranks have `secret`."""
+    """Start the store on rank 0; return its process and offer (None elsewhere). Only the job's ranks have `secret`."""
     if placement.rank != 0:
         return None, None
     own = addresses(interface)
@@ -205,7 +205,7 @@ def _serve(
 
 
 def _mixed(token: bytes, secret: bytes) -> bytes:
-    """Return the job's token, derived from a readable token and a secret of the job's ranks."""
+    """Return the job's token, derived from a token that anyone can read and a secret of the job's ranks."""
     return hmac.digest(secret, token, "sha256") if secret else token
 
 

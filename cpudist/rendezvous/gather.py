@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _VERDICT_SECONDS = 5.0  # Extra time after the timeout for rank 0 to publish the missing ranks.
 _MOST_NAMES = 20  # Most missing ranks that a message names.
 
-# A job sets these two, since torch creates groups and so calls the waits here without knowing the job.
-# Returns the host of each rank, and where it was last.
+# A job sets these two functions: torch, which creates groups and so waits here, passes no reference to the job.
+# Returns for each rank its host and its last place in the program.
 whereabouts: Callable[[], Mapping[int, str]] = dict
 silent: Callable[[], Sequence[int]] = list  # Returns the ranks that do not answer.
 
@@ -33,15 +33,15 @@ class StoreGroup:
     rank: int
     size: int
     timeout: float  # limit of an exchange in seconds
-    members: Sequence[int] = ()  # its ranks as ranks of the job, for messages; empty: all ranks of the job
+    members: Sequence[int] = ()  # the job's ranks in this group, for messages; empty: all ranks of the job
 
     def all_gather(
         self, key: str, value: str, what: str = "starting the job", meanwhile: Callable[[], object] | None = None
     ) -> list[str]:
         """Publish this rank's value under `key` and return the values of all ranks, in rank order.
 
-        Rank 0 collects the values and publishes them as one. So the number of requests is linear in the number of
-        ranks, not quadratic.
+        Rank 0 collects the values and publishes them under one key. So the number of requests is linear in the
+        number of ranks, not quadratic.
 
         Args:
             key: a key that has not been used in this store.
@@ -54,7 +54,7 @@ class StoreGroup:
         """
 
         def late() -> str:
-            """Describe the missing ranks; only the first rank that calls this does so."""
+            """Describe the missing ranks; return an empty text on all ranks but the first that calls this."""
             missing = self._missing(key) if self.store.add(f"{key}/late", 1) == 1 else []
             return f"{what}: waiting for {_names(missing, self.members)} of {self.size}" if missing else ""
 
@@ -82,7 +82,7 @@ class StoreGroup:
         return missing, values
 
     def _receive(self, key: str, meanwhile: Callable[[], object] | None) -> tuple[list[int], list[str]]:
-        """Return what rank 0 publishes."""
+        """Return the missing ranks, or all values, that rank 0 publishes."""
         everyone = f"{key}/all"
         if _await(self.store, [everyone], self.timeout + _VERDICT_SECONDS, meanwhile):
             missing, values = json.loads(zlib.decompress(self.store.get(everyone)))
@@ -94,7 +94,7 @@ class StoreGroup:
 
 
 def awaited(members: Sequence[int] = ()) -> str:
-    """Return whom a group waits for while all its ranks connect: ranks that do not answer, with their last places."""
+    """Describe the ranks that a group waits for while it connects: those that do not answer, with their last places."""
     late = [rank for rank in silent() if not members or rank in members]
     return f"{_names(late, ())}: no answer from there" if late else "the other ranks, which all answer"
 

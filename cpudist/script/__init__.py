@@ -1,4 +1,4 @@
 """The user's program: a script, a module or an installed command, with its arguments and its frames.
 
-It must not import torch or MPI.
+This package must not import torch or MPI.
 """

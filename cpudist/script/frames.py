@@ -5,8 +5,8 @@ import sysconfig
 from functools import cache
 from types import FrameType, TracebackType
 
-_OWN_PROGRAMS = ("cpudist", "cpudist-train")  # which pip has made: their frame is beneath the script's
-programs: set[str] = set()  # installed packages whose command this process runs: the user's code
+_OWN_PROGRAMS = ("cpudist", "cpudist-train")  # files made by pip, whose `__main__` is not the user's
+programs: set[str] = set()  # installed packages whose command this process runs; they count as user code
 
 
 def is_user_code(frame: FrameType) -> bool:
@@ -32,7 +32,7 @@ def from_user_code(traceback: TracebackType | None) -> TracebackType | None:
 
 @cache
 def _own_folders() -> tuple[str, ...]:
-    """Return the folders of Python's library and of this package."""
+    """Return the folders of Python's standard library and of this package."""
     folders = {
         *map(sysconfig.get_path, ("stdlib", "platstdlib")),
         os.path.dirname(os.__file__),

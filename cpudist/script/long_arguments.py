@@ -1,4 +1,4 @@
-"""Pass a long command line from `cpudist launch` to its ranks, because Hydra takes fewer than 1 000 words.
+"""Pass a long command line from `cpudist launch` to its ranks, because Hydra accepts fewer than 1 000 words.
 
 Launchers pass an environment variable with the words to all hosts, and `restore` appends the words to `sys.argv`.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cpudist.errors import UserError
 
 VARIABLE = "CPUDIST_ARGUMENTS"
-_MOST_WORDS = 256  # Use the variable for longer command lines.
+_MOST_WORDS = 256  # Longer command lines are passed in the variable.
 _MOST_BYTES = 100_000  # Linux limits a variable to 128 KB.
 
 

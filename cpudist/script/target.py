@@ -24,7 +24,7 @@ from cpudist.script.frames import programs
 
 Target = Callable[[], object]  # Runs a target to its end in this process, and raises its errors.
 
-_HEAD_BYTES = 1024  # pip writes a long interpreter's path into the second line
+_HEAD_BYTES = 1024  # enough for two lines: pip writes a long path of the interpreter into the second one
 
 
 def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
@@ -62,7 +62,7 @@ def _run_script(path: str, args: list[str]) -> None:
     if path.endswith(".pyc") or zipfile.is_zipfile(path):
         runpy.run_path(path, run_name="__main__")
         return
-    file = os.path.join(os.getcwd(), path)  # as python makes it: abspath would follow ".." before links
+    file = os.path.join(os.getcwd(), path)  # as python does; abspath would resolve ".." before links
     _set_first_path(os.path.dirname(os.path.realpath(path)))
     loader = SourceFileLoader("__main__", file)
     code = loader.source_to_code(loader.get_data(file), file)
@@ -82,7 +82,7 @@ def _run_module(name: str, args: list[str]) -> None:
 
 
 def _run_as_main(code: CodeType, **attributes: Any) -> None:
-    """Run code as the module `__main__`; it remains that module for functions that run at the exit."""
+    """Run code as the module `__main__`, which stays in `sys.modules` for functions that run at exit."""
     main = ModuleType("__main__")
     vars(main).update(__builtins__=builtins, **attributes)
     sys.modules["__main__"] = main
@@ -90,7 +90,7 @@ def _run_as_main(code: CodeType, **attributes: Any) -> None:
 
 
 def _set_first_path(folder: str) -> None:
-    if not sys.flags.safe_path:  # otherwise python adds neither the script's folder nor the working one
+    if not sys.flags.safe_path:  # in safe mode python adds neither the script's folder nor the working one
         sys.path[0] = folder
 
 

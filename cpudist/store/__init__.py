@@ -1,6 +1,6 @@
 """The job's own key-value store: a small server in a child process of rank 0, and its clients.
 
-Clients and server prove to each other that they have the job's token. It must not import rendezvous, backends or jobs.
+Clients and server authenticate by the job's token. This package must not import rendezvous, backends or jobs.
 """
 
 from cpudist.store.client import Address, Connection, StoreLost, keepalive_timeout

@@ -34,7 +34,7 @@ class Address:
     token: bytes = field(repr=False)  # the job's secret; empty if the launcher has no private way to distribute one
     keepalive_timeout: float  # seconds after which a connection breaks when the network is down
     job: str = ""  # key namespace of this job; a server outlives jobs
-    # How long the names in `hosts` may be unknown; then a connection is not tried any longer.
+    # Seconds for which connecting is tried while no name in `hosts` can be resolved.
     name_seconds: float = math.inf
 
 
@@ -53,7 +53,7 @@ class Connection:
         """Connect and authenticate within `timeout` seconds, in at least one attempt, or raise StartupTimeout."""
         self._received = bytearray()
         self._silent_seconds = silence_seconds(address.keepalive_timeout)
-        # Called where an answer takes a third of the time after which the store is lost.
+        # Called when an answer takes a third of the time after which the store is lost.
         self.on_silence: Callable[[], object] | None = None
         self._job = address.job
         attempt = min(_ATTEMPT_SECONDS, usable(timeout, _SHORTEST_ATTEMPT_SECONDS))
@@ -72,7 +72,7 @@ class Connection:
             raise StartupTimeout(_unreachable(address, from_others or errors))
 
     def _connect(self, address: Address, timeout: float) -> list[Exception]:
-        """Try each host once; return their errors, or nothing once one of them is connected."""
+        """Try each host once; return the errors of all, or an empty list as soon as one is connected."""
         errors: list[Exception] = []
         for host in address.hosts:
             try:
@@ -128,11 +128,11 @@ class Connection:
         return self._wait(Code.WAIT_ANY, keys, timeout)
 
     def on_disconnect(self, key: str, value: str) -> None:
-        """Make the server append the line "`value` ended" or "`value` unreachable" to `key` after a disconnect."""
+        """Make the server append the line "`value` ended" or "… unreachable" to `key` if this connection breaks."""
         self._ask(Code.ON_DISCONNECT, self._name(key), value.encode())
 
     def report_on_disconnect(self, key: str, value: str, unless: str, text: str) -> None:
-        """Make the server print `text` after this `on_disconnect`, unless a remaining client sets the key `unless`."""
+        """Make the server print `text` if this `on_disconnect` takes effect and no remaining client sets `unless`."""
         self._ask(Code.REPORT_ON_DISCONNECT, self._name(key), value.encode(), self._name(unless), text.encode())
 
     def cancel_on_disconnect(self, key: str, value: str) -> None:
@@ -140,7 +140,7 @@ class Connection:
         self._ask(Code.CANCEL_ON_DISCONNECT, self._name(key), value.encode())
 
     def silences(self, key: str) -> dict[str, float]:
-        """Return the value of each `on_disconnect` of `key`, with the seconds since its host's kernel has answered."""
+        """Map the value of each `on_disconnect` of `key` to the seconds since its client's kernel last answered."""
         _, fields = self._ask(Code.SILENCES, self._name(key))
         pairs = zip(fields[::2], fields[1::2], strict=True)
         return {value.decode(): protocol.to_number(silence) / 1000 for value, silence in pairs}
@@ -219,7 +219,7 @@ def _unreachable(address: Address, errors: Sequence[Exception]) -> str:
 
 
 def _connected(host: str, address: Address, timeout: float) -> socket.socket:
-    """Connect to `host`, where each side proves that it has the token, or raise OSError or Garbage."""
+    """Connect to `host` and authenticate both sides by the token, or raise OSError or Garbage."""
     connection = socket.create_connection((host, address.port), timeout=timeout)
     try:
         protocol.enable_keepalive(connection, address.keepalive_timeout)

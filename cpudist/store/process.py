@@ -11,7 +11,7 @@ from cpudist.processes.procfs import python_main
 
 _START_SECONDS = 60.0
 _END_SECONDS = 1.0
-# -I ignores modules in the working folder and on PYTHONPATH, which may shadow Python's own. -S starts faster.
+# -I ignores modules in the working folder and on PYTHONPATH, which may shadow Python's. -S skips site to start faster.
 _COMMAND = python_main("cpudist.store.server", "-I", "-S")
 
 
@@ -20,7 +20,7 @@ class StoreProcess:
 
     Args:
         addresses: addresses to listen on; empty: all of this machine.
-        port: port to listen on; 0: any free port. One that is taken is a `UserError`.
+        port: port to listen on; 0: any free port. A port that is taken raises `UserError`.
         keepalive_timeout: seconds after which a silent client is treated as unreachable.
     """
 

@@ -46,15 +46,15 @@ class Code(IntEnum):
     CANCEL_ON_DISCONNECT = 12  # key value: cancel ON_DISCONNECT with these fields on all connections
     AGES = 13  # keys -> milliseconds since each was last set, -1 for a missing key
     MISSING = 14
-    # key value unless text: print the text after this ON_DISCONNECT if the key `unless` stays missing
+    # key value unless text: print the text if ON_DISCONNECT takes effect and the key `unless` stays missing
     REPORT_ON_DISCONNECT = 15
     CLOCK = 16  # -> nanoseconds since the epoch by the server's wall clock
-    # key -> the value of each ON_DISCONNECT with this key, and the milliseconds since its host's kernel has answered
+    # key -> the value of each ON_DISCONNECT with this key, and the milliseconds since its client's kernel last answered
     SILENCES = 17
 
 
 class Garbage(Exception):
-    """Raised for bytes that are no frame."""
+    """Raised for bytes that this protocol does not allow, such as a wrong proof."""
 
 
 def pack(code: Code, *fields: bytes) -> bytes:
@@ -111,8 +111,8 @@ def enable_keepalive(connection: socket.socket, seconds: float) -> None:
     The other end's kernel answers even if its process is busy or stopped. It does not answer if the host or the link is
     down. See tcp(7): keep-alive probes on an idle connection, TCP_USER_TIMEOUT while data is under way.
 
-    A shorter outage must not break it: the kernel counts from the last answer, and doubles the pauses between attempts
-    to repeat data. So probes are about ten in these seconds, and attempts from Linux 6.15 on (TCP_RTO_MAX_MS).
+    A shorter outage must not break the connection. The kernel counts from the last answer, so about ten probes are sent
+    in this time. It doubles the pauses between retransmissions, unless TCP_RTO_MAX_MS (from Linux 6.15 on) limits them.
     """
     probes = 9
     pause = max(1, round(seconds / (probes + 1)))
@@ -127,6 +127,6 @@ def enable_keepalive(connection: socket.socket, seconds: float) -> None:
 
 
 def silence(connection: socket.socket) -> int:
-    """Return the milliseconds since the other end's kernel has sent something; it answers keep-alive probes, too."""
+    """Return the milliseconds since the other end's kernel last sent data or an answer to a keep-alive probe."""
     received = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RECEIVED.size)
     return min(map(int, _TCP_INFO_RECEIVED.unpack(received)))

@@ -69,7 +69,7 @@ def _release_output() -> None:
 
 
 def listen(addresses: list[str], port: int) -> list[socket.socket]:
-    """Listen on one port at all `addresses`; without addresses at all of this machine. Port 0 takes a free port."""
+    """Listen on one port at all `addresses`; empty: at all addresses of this machine. Port 0 takes any free port."""
     if addresses:
         first = _listen_at(addresses[0], port)
         return [first, *(_listen_at(address, first.getsockname()[1]) for address in addresses[1:])]
@@ -84,7 +84,7 @@ def _listen_at(address: str, port: int) -> socket.socket:
 
 
 def _report_faults(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report exceptions in this server's code, but no OSError: if file descriptors run out, asyncio accepts again."""
+    """Report exceptions in this server's code, but no OSError: without file descriptors asyncio accepts again later."""
     if not isinstance(context.get("exception"), OSError):
         loop.default_exception_handler(context)
 
@@ -119,7 +119,7 @@ class _Peer(asyncio.Protocol):
             self.transport.abort()
 
     def eof_received(self) -> None:
-        self.transport.abort()  # without the answers that the client will not read
+        self.transport.abort()  # discards answers that the client will not read
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.lose(self, "ended" if error is None or isinstance(error, ConnectionError) else "unreachable")
@@ -136,14 +136,14 @@ class Server:
         self._listening = listening
         self._keepalive_timeout = keepalive_timeout
         self._peers: set[_Peer] = set()
-        # Maps (key, value) of an ON_DISCONNECT to (unless, text).
+        # Maps (key, value) of an ON_DISCONNECT to (unless, text) of its report.
         self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._due_reports: list[tuple[bytes, bytes]] = []  # reports of disconnected peers, oldest first
         self._unauthenticated: dict[_Peer, None] = {}  # peers in the handshake, the oldest first
         self._changed = asyncio.Event()  # set when a peer has disconnected, or a report is cancelled
 
     async def run(self, owner: int, release_output: Callable[[], None]) -> list[str]:
-        """Serve until `owner`, a file of rank 0, is closed, and 5 seconds longer at most while clients are connected.
+        """Serve until rank 0 closes its end of the pipe `owner`, then while clients are connected, 5 seconds at most.
 
         Call `release_output` once nothing is left to report. Return the reports about lost clients that no remaining
         client has made, in the order of the losses.
@@ -203,13 +203,13 @@ class Server:
         for code, fields in protocol.frames(received):
             try:
                 reply = self._reply(peer, code, fields)
-            except Exception as error:  # noqa: BLE001 - a bad request disconnects its peer alone
+            except Exception as error:  # noqa: BLE001 - a bad request disconnects only its peer
                 raise protocol.Garbage(f"code {code} with {len(fields)} fields: {error!r}") from None
             if reply is not None:
                 peer.answer(code, reply)
 
     def lose(self, peer: _Peer, how: str) -> None:
-        """Forget a disconnected client, and append its lines."""
+        """Forget a disconnected client, and append the lines of its ON_DISCONNECT requests."""
         self._changed.set()
         self._peers.discard(peer)
         self._unauthenticated.pop(peer, None)

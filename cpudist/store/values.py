@@ -18,7 +18,7 @@ class Wait:
 
 
 class Values:
-    """Keys and values, as bytes; `loop` limits the time of waits."""
+    """Keys and values, as bytes; `loop` runs the timers of waits."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop

@@ -2,5 +2,5 @@
 
 interruption.py: agree on the last step after a signal.
 
-It must not import jobs, observers, optimization, transformers, programs or command lines.
+This package must not import jobs, observers, optimization, transformers, programs or command lines.
 """

@@ -1,9 +1,9 @@
 """End a rank of a failed job at once (under MPI by `MPI_Abort`), and the launcher's remaining processes.
 
 After the link to another host is lost, Hydra's mpiexec and Open MPI's mpirun wait without a limit for a daemon that
-they cannot reach, and the daemon waits for them. The ranks have ended by then. So each rank finally starts a small
-process that gives the launcher some time and then ends it. The process is a shell, because Python may be on a file
-system that is lost with the link.
+they cannot reach, and the daemon waits for them. The ranks have ended by then. So each rank, before it ends, starts a
+small process that gives the launcher some time to end and then kills it. This process is a shell, because Python may be
+on a file system that is lost with the link.
 """
 
 import _thread
@@ -64,7 +64,7 @@ def abort(status: int) -> NoReturn:
 
 
 def _kill_workers() -> None:
-    """Kill data workers: they exit after their parent, except while a read hangs."""
+    """Kill data workers. They would exit by themselves after their parent, but not while a read hangs."""
     multiprocessing = sys.modules.get("multiprocessing")
     for child in multiprocessing.active_children() if multiprocessing is not None else ():
         if child.daemon:
@@ -73,7 +73,7 @@ def _kill_workers() -> None:
 
 
 def _abort_mpi(mpi: object, status: int) -> None:
-    # MPI_Abort may not return where the launcher cannot be reached. No threading.Timer, which takes a lock.
+    # MPI_Abort may not return if the launcher cannot be reached. threading.Timer is avoided, because it takes a lock.
     _thread.start_new_thread(_exit_after, (_ABORT_SECONDS, status))
     end_launcher_after(LAUNCHER_SECONDS)
     # The reason is on screen by now. MPI's own lines, one for every rank that aborts, would hide it.
@@ -93,12 +93,12 @@ def _exit_after(seconds: float, status: int) -> NoReturn:
 def end_launcher_after(seconds: int, agent: int | None = None) -> None:
     """End the launcher's processes on this host and their descendants if any still runs after `seconds`.
 
-    Returns at once: a detached process does this, and exits as soon as none is left. It keeps no output of the job
-    open, because the launcher would wait for that. Does nothing if no ancestor of this process is an MPI launcher.
+    Returns at once: a detached process waits, ends them, and exits as soon as none of them is left. It does not inherit
+    the job's output, whose end a launcher may await. Does nothing if there is neither `agent` nor an MPI launcher.
 
     Args:
         seconds: how long the launcher may take to end by itself.
-        agent: the launcher's process id; None: find an MPI launcher among the ancestors.
+        agent: the launcher's process id; None: find an MPI launcher among this process's ancestors.
     """
     targets = [f"{process.pid}:{process.start}" for process in _left_by_launcher(read_all(), os.getpid(), agent)]
     if targets:
@@ -140,7 +140,7 @@ def _launchers_above(processes: dict[int, Process], pid: int) -> list[Process]:
         elif above and above[-1].name in _DAEMONS and process.name in SSH_DAEMONS:
             return [*above, process]  # after a lost link sshd would wait for its client for ever
         elif above and above[-1].name in _DAEMONS and (parent := processes.get(process.parent)) is not None:
-            # A shell may have started the daemon for sshd.
+            # sshd may have started the daemon through a shell.
             return [*above, process, parent] if parent.name in SSH_DAEMONS else above
         elif above:
             break

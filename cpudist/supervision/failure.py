@@ -1,11 +1,11 @@
-"""End the job on all ranks within seconds when one fails, with one report.
+"""End the job on all ranks within seconds after one rank fails, with one report.
 
 The first rank to fail claims the failure (watch.py), prints its traceback and one line with the rank, the host and the
 exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
-ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
+ends by `MPI_Abort`. Elsewhere the rank ends, and torchrun's agent or the other ranks' watches end the other ranks.
 
-A broken connection is mostly the consequence of another rank's end or leave. The rank that notices it waits
-some seconds before it reports its error, because the watch, the launcher or the store know which rank has ended.
+Mostly a connection breaks because the rank at its other end has ended or has left the group. So a rank with such an
+error waits some seconds before it reports the error: the watch, the launcher or the store knows which rank has ended.
 """
 
 import re
@@ -24,7 +24,7 @@ from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import name_of
 
 INTERRUPTED = 130
-_LONGEST = 240  # characters of an error in the report, whose whole text stands above it
+_LONGEST = 240  # Most characters of an error in the report's last line; its whole text is printed above.
 
 # gloo (torch 2.8 to 2.13) raises RuntimeError with these words if the other process has ended or left the group.
 _PEER_GONE = re.compile("connection (closed|reset) by peer|broken pipe", re.IGNORECASE)
@@ -42,8 +42,8 @@ def fail(
 ) -> NoReturn:
     """End the job because of `error`.
 
-    Without a `watch` the ranks cannot agree on one that reports. Most likely all of them have the same error, so rank 0
-    reports it at once; another rank reports only if it still runs a few seconds later.
+    Without a `watch` the ranks cannot agree on which of them reports. Most likely all have the same error, so rank 0
+    reports it at once, and another rank reports its own only if it still runs a few seconds later.
 
     Args:
         error: the error of this rank.
@@ -74,7 +74,7 @@ def fail(
 
 
 def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
-    """Return a `sys.excepthook` that ends the job by `end`; the present hook prints the traceback."""
+    """Return a `sys.excepthook` that calls `end` to end the job; the present hook prints the traceback."""
     print_traceback = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
@@ -95,18 +95,18 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and the beginning of the text of an error that was shown; after `sys.exit("text")` the text."""
+    """Return the type and the beginning of the text of `error` in one line; for `sys.exit("text")` only the text."""
     if isinstance(error, SystemExit):
         return f"exit status {error.code}" if isinstance(error.code, int) else one_line(str(error))
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error}"  # the last line of its traceback names neither file nor line
+        return f"{type(error).__name__}: {error}"  # str names file and line; the traceback's last line does not
     text = one_line("".join(traceback.format_exception_only(type(error), error)))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def waited_for(error: BaseException, watch: Watch | None) -> list[str]:
     """Return sentences about the ranks that have caused a collective's error on this rank, most likely cause last."""
-    if watch is None or not isinstance(error, RuntimeError):  # torch has no own exceptions
+    if watch is None or not isinstance(error, RuntimeError):  # torch's errors of collectives are RuntimeErrors
         return []
     if "timed out" in str(error).lower():
         return watch.waits.explain(timed_out=True)

@@ -1,11 +1,11 @@
 """Background thread of each rank: it calls functions while the script computes or waits.
 
 At each heartbeat the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
-`--checkpoint-on-signal` polls for a signal (interruption.py), and observers are called. The thread learns of
-failures at once.
+`--checkpoint-on-signal` polls for a signal (interruption.py), and observers are called. In between the thread waits in
+the store for news of failures, so it learns of them at once.
 
-What this thread calls takes no lock, and calls no object, that a thread of the script can hold: it reads numbers that
-the script's thread has stored. Otherwise a rank that waits for a late one could not report it, nor learn of a failure.
+Functions that this thread calls take no lock that a thread of the script can hold for long; they read numbers that the
+script's threads have stored. Otherwise a rank that waits for a late rank could neither report it nor learn of failures.
 Output and files may block, so `console.say` and `console.in_time` limit the wait for them.
 """
 
@@ -18,7 +18,7 @@ from cpudist.supervision.rank_status import beat_seconds
 
 Beat = Callable[[Connection | None], None]
 
-_MISSED = 4  # After so many missed heartbeats, and as many seconds, a rank does not answer.
+_MISSED = 4  # A rank does not answer if its status is older than so many heartbeats and as many seconds.
 _JOIN_SECONDS = 10.0  # Longest wait for the thread, which may be in a request to the store.
 
 
@@ -58,7 +58,7 @@ class Heartbeat:
         self._alarm, self._keys = alarm, keys
 
     def on_silence(self, report: Callable[[], object]) -> None:
-        """Call `report` where the store does not answer for long."""
+        """Call `report` when the store does not answer for long."""
         if self._store is not None:
             self._store.on_silence = report
 

@@ -10,8 +10,8 @@ in the job's store that rank 0 made before the step. The protocol:
 
 Steps cost nothing while there is no signal.
 
-Launchers (Hydra, torchrun) send a signal to a rank's whole process group. A data worker killed by it would fail the
-rank before its last step, so child processes ignore these signals unless their parent sends them.
+Launchers (Hydra, torchrun) send a signal to a rank's whole process group. If the signal killed a data worker, the
+rank would fail before its last step. So child processes ignore these signals unless their parent sends them.
 """
 
 import os
@@ -30,7 +30,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # from Kubernetes, th
 _SIGNAL = "cpudist/interruption/signal"
 _KNOW = "cpudist/interruption/know"  # number of ranks that have seen the signal
 _LAST_STEP = "cpudist/interruption/last_step"
-_INSISTS_SECONDS = 1.0  # A later SIGINT is the user's second Ctrl-C; launchers forward the first one within this time.
+_INSISTS_SECONDS = 1.0  # A SIGINT after this time is a second Ctrl-C; launchers forward the first one earlier.
 
 
 class Interrupted(SystemExit):
@@ -73,7 +73,7 @@ class Interruption:
         self._steps += 1
         if self.signal is None:
             return False
-        if not self._counted:  # not in the heartbeat: a rank that is counted must read the store below
+        if not self._counted:  # not in the heartbeat: a rank that is counted must then read the store at each step
             self._counted = True
             self._store.add(_KNOW, 1)
         if self._last_step is None and self._rank == 0 and self._store.add(_KNOW, 0) == self._size:
@@ -91,7 +91,7 @@ class Interruption:
 
     def _beat(self, store: Connection | None) -> None:
         """Publish the signal that this rank has received; poll for a signal that another rank has received."""
-        if store is None:  # a job of one process, or the watch lets this rank go on alone
+        if store is None:  # a job of one process, or the watch lets this rank go on without the store
             self.signal = self.signal or self._received
         elif self.signal is None:
             if self._received is not None:
@@ -105,7 +105,7 @@ _forking = threading.local()  # mask: the signal mask of the forking thread befo
 
 
 def _before_fork() -> None:
-    """Block the signals until the child can tell who sent them; its copies of this process's handlers cannot."""
+    """Block the signals: in the child a thread checks who sent them, which inherited handlers cannot do."""
     runs_a_program = sys._getframe(1).f_globals.get("__name__") == "subprocess"  # exec would keep the mask
     if _shielding.is_set() and not runs_a_program:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -1,4 +1,4 @@
-"""Name the ranks that this rank waits for: while a call lasts long, and after one has timed out."""
+"""Name the ranks that this rank waits for: while a call takes long, and after a call has timed out."""
 
 import contextlib
 import time
@@ -28,14 +28,14 @@ class LongWaits:
     address: Address  # of the job's store
     answer_seconds: float  # a rank whose last status is older does not answer
     timeout: Callable[[], float]  # returns the limit of a collective, in seconds
-    _reported: set[str] = field(default_factory=set, init=False)  # calls and lines that need no report any more
+    _reported: set[str] = field(default_factory=set, init=False)  # calls and lines that need no further report
     # Time and status of the last heartbeat in a long wait.
     _last: tuple[float, RankStatus] | None = field(default=None, init=False)
 
     def report(self, store: Connection, status: RankStatus) -> None:
-        """Report the missing ranks if the oldest call in this rank's new status has waited for long.
+        """Report the missing ranks if the oldest call in this rank's new status has taken long.
 
-        Long is 10 seconds, reported once for each line of the script, and a third of the timeout, once for each call.
+        Collectives are reported after 10 s, once for each line of the script; any call after a third of the timeout.
         """
         for call in status.under_way[:1]:
             if call.seconds > self.timeout() / 3:
@@ -47,11 +47,11 @@ class LongWaits:
     def explain(self, *, timed_out: bool = False, ended: bool = False) -> list[str]:
         """Return sentences about the ranks that keep others waiting, most likely cause last; any thread may call this.
 
-        The rank that reports a failure calls this. `cpudist launch` is told these ranks, too.
+        The rank that reports a failure calls this. These ranks are also named to `cpudist launch`.
 
         Args:
             timed_out: whether a call of this rank has just timed out.
-            ended: name only ranks whose script has ended, and none to launch.
+            ended: describe only ranks whose script has ended, and name none of them to `cpudist launch`.
         """
         try:
             with contextlib.closing(Connection(self.address, _STORE_SECONDS)) as connection:

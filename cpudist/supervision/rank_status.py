@@ -1,6 +1,6 @@
 """The status of a rank: the call that it waits in, its last completed collective, and its line of user code.
 
-Every rank publishes it in the job's store.
+Every rank publishes its status in the job's store.
 """
 
 import json
@@ -22,7 +22,7 @@ from cpudist.store import Connection
 from cpudist.world import World
 
 _KEY = "status/{rank}"
-_REQUESTS_PER_SECOND = 500.0  # Limit for all ranks together, which takes 4 % of a core (docs/scale.md).
+_REQUESTS_PER_SECOND = 500.0  # Most heartbeats of all ranks, each of 4 requests: 4 % of a core (docs/scale.md).
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Pace:
     faults: int  # page faults
     clock: float | None  # frequency of one of the rank's CPUs in Hz; None: unknown
     threads: int  # computing threads
-    # Communication wait as a share of the training time, set at its end; None: unknown.
+    # Communication wait as a share of the training time, set at the end of the training; None: unknown.
     communication_share: float | None = None
     # `at` and `waited` at the end of the newest step; None: no step or not measured.
     step_at: float | None = None
     step_waited: float | None = None
-    samples: int = 0  # samples computed until then in shares; 0: not counted
-    available: int = 0  # free memory in bytes, if shares follow the ranks' speeds
+    samples: int = 0  # samples computed until the end of that step, if samplers use shares; 0: not counted
+    available: int = 0  # free memory in bytes; 0: shares do not follow the ranks' speeds
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class RankStatus:
 
     rank: int
     host: str
-    # The innermost line of the user's code in the main thread, as "train.py:88", or the last one that a
-    # heartbeat has seen. A program without user code has the innermost line of all; empty if there is none.
+    # The innermost line of the user's code in the main thread, as "train.py:88"; if none runs now, the last one
+    # seen. If no user code was seen yet, the innermost line of any Python code; empty if there is none.
     line: str = ""
     under_way: tuple[Call, ...] = ()  # the oldest and the newest incomplete call of each group, oldest first
     finished: tuple[Call, ...] = ()  # the last completed collective of each group

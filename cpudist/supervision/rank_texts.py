@@ -32,7 +32,7 @@ def unfinished(statuses: Mapping[int, RankStatus], seconds: float) -> list[str]:
 
 
 def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each of the first lost ranks, and one that counts the others; one rank of a lost host."""
+    """Return sentences about the first lost ranks (one rank for each unreachable host), and the number of others."""
     sentences, named = [], dict[object, LostRank]()
     for loss in lost:
         assert loss.rank is not None

@@ -54,18 +54,18 @@ class Explanation:
         return [sentence for kind in kinds for sentence in _few(kind)]
 
     def ended(self) -> list[str]:
-        """Return sentences about the ranks whose script has ended, with which other ranks may still communicate."""
+        """Return sentences about the ranks whose script has ended; other ranks may still wait for them."""
         ended = [rank for rank, place in self.known.items() if place.at_end]
         return _few([f"{self._name([rank])} makes no calls any more; it was {self._place(rank)}" for rank in ended])
 
     def blamed(self) -> list[int]:
-        """Return the ranks of the most likely cause; none if no rank is missing."""
+        """Return the ranks that most likely cause the wait; none if all ranks answer and none is missing."""
         missing = [rank for wait in self.waits for rank in wait.missing]
         idle = [rank for rank in missing if not self.known[rank].under_way]
         return sorted({*(self.silent or idle or missing)})
 
     def deadlocked(self) -> bool:
-        """Return whether ranks wait for one that is at the end of its script."""
+        """Return whether ranks wait for a rank whose script has ended."""
         for wait in self.waits:
             longest = max(wait.waiting.values(), key=lambda call: call.seconds)
             if longest.seconds > _DEADLOCK_SECONDS and any(self._ended_before(longest, rank) for rank in wait.missing):
@@ -73,7 +73,7 @@ class Explanation:
         return False
 
     def _ended_before(self, call: Call, rank: int) -> bool:
-        """Return whether the rank's script has ended before `call`; False, too, if it has destroyed the group."""
+        """Return whether the rank's script has ended without making `call`; False if it has destroyed the group."""
         place = self.known[rank]
         return place.at_end and (call.group in place.unused or self._reached(rank, call) > 0)
 
@@ -89,7 +89,7 @@ class Explanation:
         sequence = min(call.sequence or 0 for call in calls.values())
         waiting = {rank: call for rank, call in calls.items() if call.sequence == sequence}
         example = next(iter(waiting.values()))
-        # A group without ranks is being destroyed; the ranks that report its calls count as members.
+        # A group with empty `ranks` is being destroyed; the ranks that report its calls count as members.
         members = sorted(self.statuses if ranks is None else set(ranks or calls) & set(self.statuses))
         behind = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
         missing = [rank for rank in behind if self.known[rank].calls_known]
@@ -133,7 +133,7 @@ class Explanation:
         return [sentence for _, sentence in sorted(said, key=lambda one: one[0])]
 
     def _unclear(self) -> list[str]:
-        """Name the ranks that are blocked inside a transport; their other calls are invisible."""
+        """Name the ranks that cannot report their calls, because they are blocked inside a communication library."""
         return [
             f"{self._name(ranks)} cannot say whether {_verb(ranks, 'it has', 'they have')} reached "
             f"{self._what(wait)}, being inside the communication library; {place}"

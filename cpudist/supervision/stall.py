@@ -1,11 +1,11 @@
 """End a job in which no rank makes progress (`--stall`), after every rank has written its stacks.
 
-At each heartbeat every rank adds its signs of life to a counter in the store. If the counter does not change for too
-long, one rank reports the stall, all ranks write their stacks, and the job ends.
+At each heartbeat every rank that has shown a sign of life adds 1 to a counter in the store. If the counter does not
+change for too long, one rank reports the stall, all ranks write their stacks, and the job ends.
 
-C code that holds Python's interpreter lock stops the heartbeat, too. Another rank of the host then writes the stacks of
-that rank. If there is none, or no launcher kills the rank, it ends itself: each beat restarts a timer of faulthandler,
-which needs no such lock; it writes the stacks, too.
+C code that holds Python's interpreter lock (GIL) also stops the heartbeat. Another rank of the host then writes the
+stacks of that rank. If there is no other rank, or no launcher kills the rank, a timer of faulthandler writes its stacks
+and ends it: the timer needs no GIL, and each heartbeat restarts it.
 """
 
 import faulthandler
@@ -51,11 +51,11 @@ class Stall:
     neighbours: Collection[int]  # the ranks on this host
     # Writes the stacks of some neighbours; returns those that it has found.
     show_others: Callable[[Collection[int]], Collection[int]]
-    before_end: Callable[[], None]  # called before this rank ends without a store
+    before_end: Callable[[], None]  # called on rank 0 before it ends in a job without a store
     changes: Changes
 
     def __post_init__(self) -> None:
-        # The timer expires after the other ranks have noticed the stall and asked for the stacks; they wait for it.
+        # The timer expires after the other ranks have noticed the stall and asked for the stacks; they end after it.
         self._late = self.heartbeat.answer_seconds / 2 + 1 + _SHOW_SECONDS + _ASK_SECONDS
         self._timer_seconds, self._show_seconds = self.seconds + self._late, self._late + _SHOW_SECONDS
         self._begun = False
@@ -84,7 +84,7 @@ class Stall:
                 self._end(store)
         except StoreLost:
             raise
-        except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
+        except Exception as error:  # noqa: BLE001 - an error here must not end a job that works
             say(f"warning: --stall has no effect on rank {self.world.rank}: {error!r}")
             self.heartbeat.remove(self._beat)
             self._begun, self._ending = True, False  # so that a first step does not arm the timer
@@ -144,7 +144,7 @@ class Stall:
 
 def _arm(seconds: float) -> None:
     global _armed
-    if _timer.acquire(blocking=False):  # not while the main thread forks; the next beat arms it
+    if _timer.acquire(blocking=False):  # skipped while another thread forks; the next beat arms the timer
         try:
             _armed = True
             faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the script may have replaced sys.stderr

@@ -1,8 +1,8 @@
 """Watch the other ranks of a running job, and end this rank with them.
 
-Every rank publishes its status in the job's store at each heartbeat, and learns of failures and losses from it at once
-(heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
-a torchrun job, and on both sides of a link that is down.
+Every rank publishes its status in the job's store at each heartbeat, and learns of failures and losses from the store
+at once (heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts
+of a torchrun job, and on both sides of a link that is down.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from cpudist.world import World, name_of
 CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure
 REPORTED = "failure/reported"  # the exit status, set once the report is on screen
 _RECORDED = "failure/recorded"  # set once rank 0 has written the run record
-_LOST = "lost"  # the server's lines: each rank whose connection broke, and how
+_LOST = "lost"  # one line for each rank whose connection broke: "RANK ended" or "RANK unreachable"
 _FINISHED = "finished"  # counter of the ranks that have finished
 _ALL_FINISHED = "finished/all"
 _RANK_0_FINISHED = "finished/0"  # set once rank 0, whose process may serve the store, has finished
@@ -36,7 +36,7 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # set once this rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_FOLLOW_SECONDS = 1.0  # Ranks end this much later than the failed or lost one: launchers report the first that ends.
+_FOLLOW_SECONDS = 1.0  # Other ranks end this much later than the failed one: launchers report the rank that ends first.
 _RANK_0_TIMEOUTS = 10  # The other ranks wait so many timeouts for rank 0, which may still save or upload a model.
 GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
 
@@ -64,12 +64,12 @@ class Watch:
     ) -> None:
         self.world = world
         self._timeout = timeout
-        # Called on rank 0 with the job's exit status, before it ends because of a failure.
+        # Called on rank 0 with the job's exit status, before rank 0 ends because of a failure.
         self.on_failure: Callable[[int], None] | None = None
         self.waiting_agent: int | None = None  # see `Launcher.waiting_agent`
         self._hosts = hosts
         self._own_status = status
-        # `cpudist launch` names the hosts of its jobs itself.
+        # In its own jobs `cpudist launch` itself names the hosts that do not answer.
         names_hosts = world.node_count > 1 and JOB_ID not in os.environ
         self._silent_hosts = SilentHosts(address.keepalive_timeout) if names_hosts else None
         # Names the ranks that keep others waiting.
@@ -77,7 +77,7 @@ class Watch:
         self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process
         self._ending = threading.Lock()
-        self._publishing = threading.Lock()  # so that no earlier status replaces the one at the end
+        self._publishing = threading.Lock()  # so that an earlier status cannot replace the final one
         self._at_end = False
         self._first_at_end = False
         self._rank_0_finished = False
@@ -89,10 +89,10 @@ class Watch:
         heartbeat.add(self._beat)
 
     def claim(self) -> bool:
-        """Return whether this rank is the first to fail and so reports the failure; the watch then does not end it."""
+        """Return whether this rank is the first to fail and so reports it; the watch then no longer ends this rank."""
         try:
             first = self._store.add(CLAIMS, 1) == 1
-        except StoreLost:  # ranks cannot agree any more: this one reports
+        except StoreLost:  # ranks cannot agree any more: this rank reports
             first = True
         if first:
             self._heartbeat.remove(self._beat)
@@ -215,7 +215,7 @@ class Watch:
         abort(1)
 
     def _publish_status(self, store: Connection) -> None:
-        """Publish the status, and the report that the store makes if this rank is lost; report long waits."""
+        """Publish the status, and the line that the store prints if no rank reports this one's loss; report waits."""
         with self._publishing:
             status = self._own_status(at_end=self._at_end)
             publish(store, status)
@@ -226,7 +226,7 @@ class Watch:
     def _end_with_the_others(self, store: Connection) -> NoReturn:
         """End this process after another rank has failed or was lost.
 
-        The first rank to claim a loss reports it. If that rank is lost itself before it has reported, the second does.
+        The first rank to claim a loss reports it. If that rank is lost before it has reported, the second one reports.
         """
         try:
             claim = 0
@@ -245,7 +245,7 @@ class Watch:
             abort(1)
 
     def _end_if_deadlocked(self, store: Connection) -> None:
-        """End the job if ranks wait in a collective that a finished rank will not call; the first to finish checks."""
+        """End the job if ranks wait for a finished rank in a collective; only the first finished rank checks this."""
         found = self.waits.explanation(store)
         if found.deadlocked() and store.add(CLAIMS, 1) == 1:
             self._report_and_end(store, found.sentences(), first=True)

@@ -1,7 +1,7 @@
 """This process's machine, its limits and its addresses.
 
-Sockets, NUMA nodes and CPUs have the operating system's numbers. Nothing is changed here. It must not import torch, MPI
-or launchers.
+Sockets, NUMA nodes and CPUs have the operating system's numbers. This package changes nothing. It must not import
+torch, MPI or launchers.
 """
 
 from collections.abc import Collection, Hashable, Iterable
@@ -17,7 +17,7 @@ class Core:
     socket: int
     numa_node: int
     # Number of its L3 group, counted from 0 over the machine. The cores of a group share the last-level cache and the
-    # NUMA node; a cache that spans several nodes is several groups.
+    # NUMA node; a cache that spans several nodes counts as several groups.
     l3: int
 
 
@@ -26,7 +26,7 @@ class NumaNode:
     """A part of the memory, and the cores near it; a node without cores is memory only (HBM, CXL)."""
 
     number: int
-    memory: int | None = None  # bytes; None if the source does not say
+    memory: int | None = None  # bytes; None: unknown
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Cpu:
-    """One hardware thread as a source describes it.
+    """One hardware thread as sysfs, lscpu or hwloc describes it.
 
     CPUs of one core have the same `core`, and CPUs of one L3 cache the same `l3`. If `l3` is None, all CPUs of a NUMA
     node form one group.
@@ -62,11 +62,11 @@ class Cpu:
 
 
 def assemble(cpus: Iterable[Cpu], numa_nodes: Iterable[NumaNode] = ()) -> Topology:
-    """Join CPUs to cores, and sort the cores. NUMA nodes that are not listed are added without their memory."""
+    """Combine CPUs into cores, and sort the cores. NUMA nodes that are not listed are added, with unknown memory."""
     siblings: dict[Hashable, list[Cpu]] = {}
     for cpu in sorted(cpus, key=lambda cpu: cpu.number):
         siblings.setdefault((cpu.socket, cpu.numa_node, cpu.core), []).append(cpu)
-    groups: dict[Hashable, int] = {}  # The L3 groups are numbered by their lowest CPU.
+    groups: dict[Hashable, int] = {}  # The L3 groups are numbered in the order of their lowest CPUs.
     cores = []
     for threads in siblings.values():
         first = threads[0]

@@ -1,7 +1,7 @@
 """Read another machine from a file: a copy of sysfs, the output of ``lscpu -p`` (util-linux), or hwloc's XML.
 
-hwloc's XML (``lstopo --of xml``, versions 2 and 3) names the CPUs and memory nodes of each object by bit masks. Only
-these are used, because the tree of objects differs between the versions.
+hwloc's XML (``lstopo --of xml``, versions 2 and 3) names the CPUs and memory nodes of each object by bit masks. Objects
+are matched by these masks, because the tree of objects differs between the versions.
 """
 
 import re
@@ -42,7 +42,7 @@ def machine_from(path: Path) -> Machine:
 
 
 def _from_copy(path: Path) -> Machine:
-    """Read a folder `sys`, or one that contains it at most two levels deeper."""
+    """Read a folder `sys`, or a folder that contains it directly or at most two folders deeper."""
     path = path.absolute()
     roots = [path.parent] if path.name == "sys" else [path, *sorted(path.glob("*")), *sorted(path.glob("*/*"))]
     found = next((root for root in roots if (root / _CPUS).is_dir()), None)

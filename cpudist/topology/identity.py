@@ -1,4 +1,4 @@
-"""Which machine this is, and at which addresses others reach it."""
+"""Identify this machine, and find the addresses at which others reach it."""
 
 import os
 import socket
@@ -53,7 +53,7 @@ def addresses(interface: str | None = None) -> list[str]:
 
 
 def resolved(name: str) -> set[str]:
-    """Return the addresses of a host's name; none where it cannot be resolved."""
+    """Return the addresses of a host's name; empty if the name cannot be resolved."""
     try:
         return {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(name, None)}
     except OSError:
@@ -61,7 +61,7 @@ def resolved(name: str) -> set[str]:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface that has this address; None if none of this machine has it."""
+    """Return the network interface that has this address; None if no interface of this machine has it."""
     import psutil
 
     entries = psutil.net_if_addrs().items()

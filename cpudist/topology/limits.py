@@ -2,11 +2,11 @@
 
 CPUs are limited by the affinity mask and by cgroup cpusets (a container, a Slurm job, a pod with whole CPUs), CPU time
 by cgroup quotas (`docker run --cpus`, a pod's `limits.cpu`), memory by cgroups. Slurm may assign CPUs without enforcing
-the limit; its variables have the number.
+the limit; its variables then give the number of CPUs.
 
 Control groups of version 1, version 2 or both at once are read (docs.kernel.org/admin-guide). A limit holds for a group
 and all groups below it, so the smallest limit of the group and its parents applies. A container shows no groups above
-its own root. Limits there are invisible, except for cpusets, which the kernel applies to the affinity mask.
+its own root. Their limits are invisible, except for cpusets, which the kernel applies to the affinity mask.
 """
 
 import re

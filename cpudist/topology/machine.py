@@ -1,4 +1,4 @@
-"""A machine on which ranks are placed: its topology, and the limits of a process; this machine's processor."""
+"""Describe the machine on which ranks are placed: its topology, a process's limits on it, and its processor."""
 
 import os
 import platform
@@ -83,7 +83,7 @@ def cores_to_spare(
 
     Args:
         own: the CPUs that this process may use. Processes with the same CPUs (no pinning) share them evenly.
-        everyone: the same for every process of the job on this machine, this process included.
+        everyone: the CPUs of every process of the job on this machine, this process included.
         quota: the CPU quota that all these processes share, in CPUs; None without a limit.
     """
     users = Counter(cpu for cpus in everyone for cpu in cpus)

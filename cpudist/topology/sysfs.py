@@ -39,7 +39,7 @@ def online_cpus(files: Files) -> frozenset[int]:
 
 def _cpu(files: Files, number: int, node: int) -> Cpu:
     topology = f"{_CPUS}/cpu{number}/topology"
-    # core_id is unique only within a package, on some machines only within a die. Siblings are always correct.
+    # core_id is unique only within a package, on some machines only within a die. Sibling masks are always correct.
     siblings = _cpus_in(files, f"{topology}/core_cpus") or _cpus_in(files, f"{topology}/thread_siblings")
     package = files.read(f"{topology}/physical_package_id")
     return Cpu(

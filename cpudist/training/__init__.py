@@ -1,4 +1,4 @@
 """Run a target on every rank of a job that has started.
 
-It must not import launchers, rendezvous, process groups or command lines.
+This package must not import launchers, rendezvous, process groups or command lines.
 """

@@ -1,4 +1,4 @@
-"""Copy all output of this rank to a file (`--log-dir`), or discard what ranks other than 0 print, and say so once."""
+"""Copy all output of this rank to a file (`--log-dir`), or discard the output of ranks above 0 and report it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpudist.world import name_of
 if TYPE_CHECKING:  # this module is imported before the rank is pinned, and so before torch
     from cpudist.job import Job
 
-_RANKS = "cpudist/output/discarded"  # number of ranks that have found discarded output
+_RANKS = "cpudist/output/discarded"  # store key: the number of ranks that have found discarded output
 _discarded: int | None = None  # descriptor of the file of `discard_output`
 _END_SECONDS = 5.0  # Longest wait for the last lines: the reader of our output may block.
 
@@ -27,8 +27,8 @@ def log_output(folder: Path, rank: int, *, again: bool) -> None:
     """Copy standard output and standard error of this process, and of its children, to a file from now on.
 
     Two processes of `tee` copy it: they also get the output of C code, and the last lines of a process that is killed.
-    After a restart of the job (`again`) they append to the file, ``rank-N.log`` in `folder`. Raises UserError if it
-    cannot be written.
+    After a restart of the job (`again`) they append to the file, ``rank-N.log`` in `folder`. Raises UserError if the
+    file cannot be written.
     """
     file = folder / f"rank-{rank}.log"
     try:
@@ -40,7 +40,7 @@ def log_output(folder: Path, rank: int, *, again: bool) -> None:
     copies = []
     for stream in (1, 2):
         shown = os.dup(stream)
-        # In a session of its own: Ctrl-C and a launcher's signals to the rank's whole group must not end it.
+        # tee has its own session: Ctrl-C and a launcher's signals to the rank's whole group must not end it.
         tee = subprocess.Popen(["tee", "-a", file], stdin=subprocess.PIPE, stdout=stream, start_new_session=True)
         assert tee.stdin is not None
         with tee.stdin as pipe:
@@ -58,14 +58,14 @@ def _finish(copies: list[tuple[subprocess.Popen[bytes], int, int]], pid: int) ->
         os.dup2(shown, stream)
         try:
             tee.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:  # a child of this process still writes
+        except subprocess.TimeoutExpired:  # a child of this process may still write
             continue
 
 
 def discard_output() -> None:
     """Discard the standard output of this process and its children from now on.
 
-    It goes into a file in memory, unlike /dev/null, so that `report_discarded` sees whether something was written.
+    The output goes into a file in memory, not to /dev/null, so that `report_discarded` sees whether there was any.
     """
     global _discarded
     _discarded = os.memfd_create("standard output")
@@ -74,7 +74,7 @@ def discard_output() -> None:
 
 
 def report_discarded(job: Job) -> None:
-    """Empty the file of `discard_output` at each heartbeat; the first rank that finds something says so."""
+    """Empty the file of `discard_output` at each heartbeat; the first rank that finds output reports it."""
     if (file := _discarded) is None:
         return
     found = False

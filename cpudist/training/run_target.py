@@ -61,7 +61,7 @@ def run_target(target: Target, job: Job) -> int:
 
 
 def _quiet_libraries(changes: Changes) -> None:
-    """Turn off progress bars, informative logs and warnings of the usual libraries, before they are imported."""
+    """Turn off progress bars, info messages and warnings of the usual libraries, before they are imported."""
     for name, value in _QUIET.items():
         changes.default_variable(name, value)
     # Setting the log level does not suffice: Trainer sets it to "warning" on ranks other than 0.
@@ -72,7 +72,7 @@ def _quiet_libraries(changes: Changes) -> None:
 
 
 def _warn_own_loop(job: Job) -> None:
-    """Warn at the first step, unless Trainer makes it, that no signal ends a script's own loop with a checkpoint."""
+    """Warn at the first step of a script's own loop (not Trainer's) that a signal saves no checkpoint there."""
     own_loop = job.record.training
 
     def warn(_: object) -> None:

@@ -1,4 +1,4 @@
-"""The ccl backend: process groups of cpudist's own extension module on oneCCL."""
+"""The ccl backend: process groups of cpudist's own extension module, on oneCCL, MPI and shared memory."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.world import World
 
-_DRAIN_SECONDS = 5.0  # Time limit at a job's end for completing calls that no rank waits for.
+_DRAIN_SECONDS = 5.0  # Time limit at a job's end for completing the calls in flight, such as sends.
 
 
 class CclBackend(ProcessGroupBackend):
@@ -27,13 +27,13 @@ class CclBackend(ProcessGroupBackend):
 
     def __init__(self) -> None:
         self._across_hosts = False
-        self._shares_memory = False  # whether ranks of a host do
+        self._shares_memory = False  # whether ranks of a host communicate through shared memory
 
     def unavailable(self) -> str | None:
         try:
             place = launchers.detect().placement()
             on_one_host = place.node_count == 1 or place.size in (1, place.local_size)
-            # Only the start shows whether the launcher's MPI has an ABI that is known.
+            # Only starting MPI shows whether the ABI of the launcher's MPI is supported.
             if extension.requested_transport().startswith("mpi") and not on_one_host:
                 extension.start_mpi()
         except UserError as error:
@@ -55,7 +55,7 @@ class CclBackend(ProcessGroupBackend):
     def ddp_options(self) -> dict[str, Any]:
         options = super().ddp_options()
         if self._across_hosts:
-            # A step waits only for the last bucket, the others overlap with computing (docs/slow-networks.md).
+            # Only the last bucket does not overlap with computing, so small ones are fastest (docs/slow-networks.md).
             return {**options, "bucket_cap_mb": 5}
         if extension.load().polls():
             return options
@@ -91,7 +91,7 @@ class CclBackend(ProcessGroupBackend):
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
-        carried = {  # Report this rank's traffic on each transport so far. Between hosts an allreduce uses both.
+        carried = {  # This rank's traffic on each transport. An allreduce between hosts may use two transports.
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
             for transport, (calls, size) in module.traffic().items()
         }
@@ -127,7 +127,7 @@ class CclBackend(ProcessGroupBackend):
 
 
 def _call(fields: dict[str, Any], group: GroupRanks | None) -> Call:
-    """Convert a call of the extension; its `peer` is a rank of the group, the result's a rank of the job."""
+    """Convert a call that the extension reports, and its `peer` from a rank of the group to a rank of the job."""
     peer = fields.pop("peer", None)
     if peer is not None and (peer < 0 or group is None):
         peer = None

@@ -17,7 +17,7 @@ from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.waiting import bounded
 
-_CONNECT_SECONDS = 60.0  # Time limit of creating the transport once all ranks have come.
+_CONNECT_SECONDS = 60.0  # Time limit for creating the transport after all ranks have exchanged settings.
 
 
 class WireOptions(Backend.Options):
@@ -32,11 +32,11 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     """Create a c10d backend. All ranks of the group call it.
 
     Args:
-        backend_options: the user's ``pg_options``, of torch's base class. torch overwrites their timeout.
+        backend_options: the user's ``pg_options``: None, `Backend.Options` or `WireOptions`. torch sets their timeout.
 
     Raises:
-        UserError: the backend cannot be compiled or loaded on this rank, CPUDIST_TRANSPORT is invalid, or
-            `backend_options` belong to another backend.
+        UserError: the backend cannot be compiled, loaded or started on this rank, `backend_options` belong to another
+            backend, or a setting is invalid or differs between ranks.
         StartupTimeout: ranks of the group are missing after the timeout; the message names them.
     """
     if type(backend_options) not in (type(None), Backend.Options, WireOptions):
@@ -44,7 +44,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     module = extension.load()
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
-    # An earlier group of this name may have left its keys in the same store.
+    # An earlier group of this name may have left its keys in the same store, so each group uses a new prefix.
     generation = options.store.add(f"generation/{rank}", 1)
     store = PrefixStore(str(generation), options.store)
     wire = getattr(backend_options, "wire", "float32")
@@ -57,14 +57,14 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     }
     group = StoreGroup(PrefixStore("members", store), rank, size, timeout, options.global_ranks_in_group)
     what = f"creating the ccl group {options.group_id!r}"
-    # A peer may first have to complete a call with this rank, which needs progress meanwhile.
+    # A peer may still be in an earlier call with this rank, which completes only if this rank makes progress.
     members = list(map(json.loads, group.all_gather("member", json.dumps(own), what, meanwhile=module.progress)))
     if len({member["wire"] for member in members}) > 1:
         raise UserError("ranks ask for different formats of compressed gradients; give the same on all of them")
     shared_memory, mpi = chosen_transports({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
     spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads(), cpu_quota())
-    # Only the default group contains all ranks of the job that use the node's cores.
+    # `spare` considers only this group's ranks. Only the default group has all ranks of the job on this node.
     whole_job = not options.global_ranks_in_group
     module.start_thread(polls=spare >= 1 and whole_job)
     if whole_job:
@@ -76,7 +76,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         why = f"warning: large sums go without shared memory, since hosts have {min(counts)} to {max(counts)} ranks"
         say(f"{why}; start as many on each of them")
     if mpi:
-        # Shared memory alone carries the messages inside a machine that no mpirun has started.
+        # Ranks of one machine that mpirun has not started communicate through shared memory only.
         if len(numbers) > 1 or not shared_memory or extension.mpi_world():
             extension.start_mpi()
     else:
@@ -84,7 +84,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         if len(sums) > 1:
             raise UserError(f"CCL_ALLREDUCE differs between ranks ({', '.join(sums)}); set the same on all of them")
         extension.start(sums[0] if sums else None, len(numbers) if whole_job else 1)
-    # Creating a communicator cannot be interrupted. All ranks have come, so it takes seconds.
+    # Creating a communicator cannot be interrupted. All ranks have exchanged settings before, so it takes only seconds.
     what, limit = f"connecting the ccl group {options.group_id!r}", min(timeout, _CONNECT_SECONDS)
     with bounded(what, limit, rank == 0 and not whole_job, lambda: awaited(options.global_ranks_in_group)):
         return module.create_group(
@@ -95,8 +95,8 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
 def chosen_transports(chosen: set[str]) -> tuple[bool, bool]:
     """Return whether shared memory may be used inside a machine, and whether MPI replaces oneCCL.
 
-    `chosen` are the values of CPUDIST_TRANSPORT on all ranks: "mpi" is MPI and shared memory; "oneccl" and "mpi-alone"
-    are without shared memory. An invalid value, and values that differ, are a UserError.
+    `chosen` has the values of CPUDIST_TRANSPORT on all ranks: "mpi" selects MPI and shared memory; "oneccl" and
+    "mpi-alone" exclude shared memory. UserError if a value is invalid, or ranks have different values.
     """
     if unknown := chosen - {"", "oneccl", "mpi", "mpi-alone"}:
         raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to mpi or oneccl, or not at all")

@@ -1,6 +1,6 @@
 """Compiles the C++ part, once per combination of torch, Python and oneCCL.
 
-c10d's C++ interface belongs to one torch version, so a binary serves that version only. Where oneCCL is not installed,
+c10d's C++ interface changes with each torch version, so a binary fits one version only. If oneCCL is not installed,
 the module is compiled without it, and MPI carries the messages between hosts.
 """
 
@@ -27,7 +27,7 @@ def module(oneccl: Path | None, libraries: str | None = None) -> Library:
 
     Args:
         oneccl: the folder of the oneCCL to link; None: no oneCCL.
-        libraries: folder in which the module finds shared libraries; None: this oneCCL's. Wheels use `LIBRARIES`.
+        libraries: the module's DT_RPATH; None: the folder ``lib`` in `oneccl`. Wheels use `LIBRARIES`.
     """
     return Library(
         MODULE if oneccl else MODULE_WITHOUT_ONECCL,
@@ -51,7 +51,7 @@ def ensure_built(cache: Path | None = None) -> Path:
 def prebuilt() -> Path | None:
     """Return the installed wheel's compiled module for this torch and Python; None if there is none.
 
-    The one with oneCCL finds the libraries of hwloc and MPI only in its own environment.
+    The module with oneCCL needs libhwloc, which it finds only in the environment in which it is installed.
     """
     folder = PREBUILT / prebuilt_for()
     with_oneccl, without = folder / MODULE, folder / MODULE_WITHOUT_ONECCL

@@ -4,7 +4,7 @@ The process group converts the numbers (csrc/compressed_sum.hpp). The hook has i
 exact.
 """
 
-# Without `from __future__ import annotations`: DDP compares its hook's annotations with types.
+# No `from __future__ import annotations` here: DDP compares its hook's annotations with types, not with texts.
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class CompressedGradients:
         if not self._loses or step < _EXACT_STEPS:
             group = self._exact if self._loses else self._compressed
             return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group, async_op=True), tensor
-        tensor = tensor.float()  # returns the buffer itself if it is float32
+        tensor = tensor.float()  # the bucket's own buffer if that is float32, otherwise a copy
         residual = self._residuals.get(bucket.index())
         if residual is None or residual.numel() != tensor.numel():
             residual = self._residuals[bucket.index()] = torch.zeros_like(tensor)

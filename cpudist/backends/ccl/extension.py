@@ -1,4 +1,4 @@
-"""Loads the compiled extension module and starts oneCCL with its settings, once in a process.
+"""Loads the compiled extension module and starts oneCCL with its settings, once per process.
 
 oneCCL takes its settings from the environment when it starts. The user's own settings are kept.
 """
@@ -25,11 +25,11 @@ from cpudist.rendezvous import mpi
 
 Transport = Literal["mpi", "ofi"]
 
-# File names of the libraries with MPICH's ABI (also Debian's name), of Open MPI, and with the standard ABI of MPI 5.
+# Libraries with MPICH's ABI (the second name is Debian's), of Open MPI, and with the standard ABI of MPI 5.
 _MPI_LIBRARIES = ("libmpi.so.12", "libmpich.so.12", "libmpi.so.40", "libmpi_abi.so.1")
 _START_SECONDS = 300.0  # Time limit of MPI_Init, which waits for the other ranks.
-# With more than two hosts, MPI's own sums make several hosts send to one at once, and a slow network drops packets. At
-# 100 Mbit/s three hosts reach 0.5 of the rate and four 0.8, rings 0.95. Small sums are slower in rings.
+# In MPI's own allreduce on more than two hosts, several send to one at once, and a slow network drops packets. It
+# reaches 0.5 of 100 Mbit/s on three hosts, 0.8 on four; rings reach 0.95. Rings are slower for small sums.
 _RINGS = "direct:0-262143;ring:262144-max"
 
 
@@ -42,14 +42,14 @@ def load() -> Any:
     spec = spec_from_file_location("cpudist_ccl", path, loader=loader)
     assert spec is not None
     try:
-        import torch  # noqa: F401  (its libraries must be there first)
+        import torch  # noqa: F401  (loads the libraries that the module links to)
 
         module = module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as error:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
     if chosen == "mpi":
-        # Otherwise oneCCL would initialise MPI, and finalise it with the last communicator; no group could follow.
+        # Otherwise oneCCL would initialise MPI, and finalise it with its last communicator. Later groups would fail.
         _prepare(mpi.initialise(_START_SECONDS, _own_mpi()))
     module.transport = chosen  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
@@ -60,11 +60,11 @@ def load() -> Any:
 
 
 def start(chosen: str | None, hosts: int) -> None:
-    """Start oneCCL, once in a process, with an algorithm of sums that all ranks share.
+    """Start oneCCL, once per process, with an allreduce algorithm that is the same on all ranks.
 
     Args:
         chosen: the algorithm that other ranks use already or that a user has set; None: the default.
-        hosts: number of hosts of the job if all of its ranks call this; otherwise 1.
+        hosts: number of hosts of the job if all ranks of the job call this; otherwise 1.
     """
     module = load()
     if module.sums is None:
@@ -77,7 +77,7 @@ def start(chosen: str | None, hosts: int) -> None:
 
 
 def requested_transport() -> str:
-    """Return CPUDIST_TRANSPORT; where it is not set and the module has no oneCCL, "mpi"."""
+    """Return CPUDIST_TRANSPORT. If it is not set, return "mpi" for a module without oneCCL, otherwise ""."""
     named = os.environ.get("CPUDIST_TRANSPORT", "")
     has_oneccl = bool(load().library_version())
     if named == "oneccl" and not has_oneccl:
@@ -87,7 +87,7 @@ def requested_transport() -> str:
 
 @cache
 def start_mpi() -> None:
-    """Let the launcher's own MPI carry messages instead of oneCCL; UserError if it has created no MPI world."""
+    """Let the launcher's own MPI carry messages instead of oneCCL; UserError if there is no MPI world."""
     world = mpi_world()
     if world is None:
         remedy = "unset CPUDIST_TRANSPORT" if load().library_version() else "use mpirun, or --backend gloo"
@@ -99,7 +99,7 @@ def start_mpi() -> None:
 
 @cache
 def _prepare(mpi4py: Any) -> None:
-    """Check that several threads may call MPI, and complete calls before it ends, also where the script ends it."""
+    """Check that several threads may call MPI, and complete calls before MPI_Finalize, even if the script calls it."""
     level = mpi4py.Query_thread()
     if level < mpi4py.THREAD_SERIALIZED:
         remedy = "set mpi4py.rc.thread_level to 'multiple', or use --backend gloo"
@@ -108,12 +108,12 @@ def _prepare(mpi4py: Any) -> None:
         say(
             "warning: MPI takes one call at a time (MPI_THREAD_SERIALIZED); wait for collectives before calls of mpi4py"
         )
-    # MPI_Finalize deletes the attributes of MPI_COMM_SELF first.
+    # MPI_Finalize first deletes the attributes of MPI_COMM_SELF, which calls `delete_fn`.
     mpi4py.COMM_SELF.Set_attr(mpi4py.Comm.Create_keyval(delete_fn=lambda *_: _complete_calls()), None)
 
 
 def _own_mpi() -> str | None:
-    """Return the library with MPICH's ABI beside oneCCL's libraries; None: mpi4py looks for one."""
+    """Return the MPI library in oneCCL's folder of libraries, which has MPICH's ABI; None if there is none."""
     folder = find_libraries()
     library = folder and folder / "libmpi.so.12"
     return str(library) if library and library.exists() else None
@@ -122,7 +122,7 @@ def _own_mpi() -> str | None:
 def _initialised_mpi() -> str:
     started = ctypes.c_int()
     for name in _MPI_LIBRARIES:
-        with contextlib.suppress(OSError):  # not loaded; oneCCL may have loaded another MPI than the launcher's
+        with contextlib.suppress(OSError):  # this library is not loaded; several may be, oneCCL's and the launcher's
             ctypes.CDLL(name, mode=os.RTLD_NOLOAD).MPI_Initialized(ctypes.byref(started))
         if started.value:
             return name
@@ -134,11 +134,11 @@ def apply_settings() -> Transport:
     """Set oneCCL's variables that the user has not set, and return the transport; oneCCL reads them when it starts."""
     chosen = transport()
     os.environ["CCL_ATL_TRANSPORT"] = chosen  # overwrites the value that a rank's child has inherited
-    # Turn off oneCCL's polling thread: it slows down a computing core, and over OFI a small allreduce takes 8 ms
-    # instead of 24 us. csrc/engine.hpp makes progress instead.
+    # Turn off oneCCL's polling thread. It slows down a computing core, and with it a small allreduce over OFI takes
+    # 8 ms instead of 24 us. The engine (csrc/engine.hpp) makes progress instead.
     os.environ.setdefault("CCL_WORKER_OFFLOAD", "0")
-    # By default oneCCL chooses an algorithm by this rank's bytes. Ranks with different shares then choose different
-    # algorithms and deadlock (a scatter of 9.6 MB at 2 ranks).
+    # By default oneCCL chooses the algorithm by the bytes of the calling rank. Ranks with different counts then choose
+    # different algorithms and deadlock (seen in a scatter of 9.6 MB on 2 ranks).
     os.environ.setdefault("CCL_ALLTOALLV", "scatter")
     # Otherwise every rank prints oneCCL's warnings, also about the settings above.
     os.environ.setdefault("CCL_LOG_LEVEL", "error")
@@ -166,16 +166,16 @@ def mpi_world() -> launchers.OverMpi | None:
     launcher = launchers.detect()
     try:
         rendezvous = launcher.rendezvous()
-    except UserError:  # some of torch's variables are missing: `init_process_group` was given a file or a store
+    except UserError:  # torchrun's variables are incomplete: the script gives `init_process_group` a file or a store
         return None
     if not isinstance(rendezvous, launchers.OverMpi):
         return None
-    # A process may have inherited MPI variables and have its own WORLD_SIZE.
+    # MPI variables that contradict WORLD_SIZE are ignored, as inherited from another job.
     return rendezvous if os.environ.get("WORLD_SIZE") in (None, str(launcher.placement().size)) else None
 
 
 def _complete_calls() -> None:
-    """Complete the calls of this rank, for which peers may wait, and destroy its groups."""
+    """Complete this rank's calls, because peers may wait for them, and destroy its groups."""
     import torch.distributed as dist
 
     load().drain()

@@ -5,8 +5,8 @@ Intel's binding, `oneccl_bindings_for_pytorch`, has no release after torch 2.8. 
 against Intel's oneCCL. So the stand-in is no module on disk. After `import torch` (register.py), a finder provides it
 to import statements of the user's code only.
 
-If Intel's package is installed, scripts import that package, except during a job on ccl. There it would replace
-cpudist's ``ccl`` in torch.
+If Intel's package is installed, scripts import that package, except during a job on ccl. In such a job the package
+would replace cpudist's ``ccl`` in torch.
 """
 
 import sys
@@ -48,7 +48,7 @@ def installed() -> str | None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Find the stand-in under Intel's names: for import statements of the user's code, or `for_all`."""
+    """Find the stand-in under Intel's names: for imports by the user's code or, if `for_all`, for all imports."""
 
     for_all = False
 
@@ -60,8 +60,8 @@ class _Finder(MetaPathFinder, Loader):
         return spec_from_loader(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Set the attributes of Intel's module that scripts read: `cwd`, and `__file__` for its folder."""
-        here = Path(__file__).absolute()  # its folder has env/setvars.sh, which Intel's guides source
+        """Set the attributes of Intel's module from which scripts read its folder: `cwd` and `__file__`."""
+        here = Path(__file__).absolute()  # beside it is env/setvars.sh, which Intel's guides source
         module.__doc__ = "Stands for Intel's package: the backend ccl is cpudist's."
         module.__file__ = str(here)
         vars(module)["cwd"] = str(here.parent)
@@ -71,7 +71,7 @@ _finder = _Finder()
 
 
 def _is_imported_by_user() -> bool:
-    """Return whether the user's code runs the import statement; for `importlib.util.find_spec` this is not the case."""
+    """Return whether an import statement of the user's code runs; False for a call of `importlib.util.find_spec`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         frame = frame.f_back

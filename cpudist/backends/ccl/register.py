@@ -1,8 +1,8 @@
 """Registers the name ``ccl`` with torch.
 
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``), and `import cpudist` calls
-it too, so a script needs no other import. It is cheap and does not fail: nothing is compiled or loaded before the first
-process group is created.
+it too, so a script needs no other import. The call is cheap and does not fail: nothing is compiled or loaded before the
+first process group is created.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from cpudist.backends.ccl.intel import offer_to_scripts
 
 
 def register() -> None:
-    """Register ``ccl`` with `torch.distributed` for CPU tensors; calling it again changes nothing."""
+    """Register ``ccl`` with `torch.distributed` for CPU tensors, unless cpudist's ``ccl`` is registered already."""
     import torch.distributed as dist
 
     offer_to_scripts()

@@ -18,13 +18,13 @@ _HWLOC = "lib/libhwloc.so.15"
 
 @cache
 def find_oneccl() -> Path | None:
-    """Return pip's folder with oneCCL's ``include`` and ``lib`` (`PACKAGE`), if installed; UserError if files lack."""
+    """Return the folder with the ``include`` and ``lib`` of pip's oneCCL; None without it, UserError if incomplete."""
     return _find(PACKAGE, "build", _HEADER, _STATIC_LIBRARY, _HWLOC)
 
 
 @cache
 def find_libraries() -> Path | None:
-    """Return pip's folder with oneCCL's libhwloc and MPI; None without libhwloc."""
+    """Return pip's folder of libraries, with oneCCL's libhwloc and perhaps MPI; None if tcmlib is not installed."""
     prefix = _find("tcmlib", "ccl", _HWLOC)
     return prefix and prefix / "lib"
 
@@ -50,9 +50,9 @@ def compile_command(
 ) -> list[str]:
     """Return the command that compiles and links the extension module; `source` includes all other sources.
 
-    oneCCL is linked statically, if there is one. The libraries that it loads at run time (libmpi, libfabric) are found
-    by DT_RPATH, without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH, DT_RPATH applies to indirect dependencies
-    too. Missing headers of Python are a UserError.
+    If `oneccl` is given, it is linked statically. oneCCL finds the libraries that it loads at run time (libmpi,
+    libfabric) by DT_RPATH, without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH, DT_RPATH applies to indirect
+    dependencies too. UserError if Python's headers are missing.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""XLA's PJRT plugin for GPUs in torch_xla 2.8, and fixes for this release's errors on GPUs."""
+"""Registers XLA's PJRT plugin for GPUs with torch_xla 2.8, and fixes errors of this release on GPUs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ _PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 
 
 class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
-    """The plugin. Each rank has one device; a job of one rank has all devices."""
+    """The plugin for this rank. Each rank uses one device; the rank of a job of one rank uses all devices."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
 def register(world: World, changes: Changes) -> None:
     """Make torch_xla compute on GPUs; call it before any other use of the runtime.
 
-    float32 products use the precision of `torch.set_float32_matmul_precision`; XLA's default would be TF32.
+    Matrix products in float32 use the precision of `torch.set_float32_matmul_precision`; XLA's default would be TF32.
     """
     plugins.register_plugin("CUDA", CudaPlugin(world))
     torch_xla._XLAC._xla_set_mat_mul_precision(_PRECISION[torch.get_float32_matmul_precision()])

@@ -1,10 +1,10 @@
 """The axes of `--mesh`, and the partition specs of parameters and batches on it.
 
     data=4              four devices, each with a quarter of the batch
-    data=2,model=-1     two halves of the batch; all other devices divide the parameters
+    data=2,model=-1     two halves of the batch, and parameters in (devices / 2) parts
 
-An entry of a spec has the names of the mesh's axes that divide an axis of the tensor; () does not divide it. If a spec
-does not divide a tensor evenly, the runtime pads the tensor without a warning; such specs are not used here.
+A spec has an entry for each axis of a tensor: the names of the mesh's axes that divide it, or () if it is not divided.
+If a spec does not divide a tensor evenly, the runtime pads the tensor without a warning; such specs are not used here.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from cpudist.errors import UserError
 
-BATCH_AXES = ("data", "fsdp")  # The axes that divide a batch. All axes but data divide parameters.
+BATCH_AXES = ("data", "fsdp")  # The axes that divide a batch. Parameters are divided by fsdp and model.
 
 _AXIS = re.compile(r"([A-Za-z_]\w*)=(-1|[1-9]\d*)")
 
@@ -54,7 +54,7 @@ _TABLE: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the number of devices along each axis in `text`, or raise `UserError`. One number may be -1, the rest."""
+    """Return the number of devices along each axis in `text`, or raise `UserError`. One number may be -1: the rest."""
     axes: dict[str, int] = {}
     for part in text.replace(" ", "").split(","):
         found = _AXIS.fullmatch(part)
@@ -95,7 +95,7 @@ def parts(entry: Entry, sizes: Mapping[str, int]) -> int:
 
 
 def spec_of_batch(shape: Sequence[int], entry: Entry, sizes: Mapping[str, int]) -> Spec:
-    """Return the spec of a batch whose first axis `entry` divides evenly; otherwise raise `UserError`."""
+    """Return the spec that divides a batch's first axis by `entry`; `UserError` if it does not divide evenly."""
     if shape[0] % parts(entry, sizes):
         batch, number = " x ".join(map(str, shape)), parts(entry, sizes)
         why = f"a batch ({batch}) does not divide evenly by {', '.join(entry)} on the mesh {text_of(sizes)}"

@@ -1,8 +1,8 @@
 """A job's patches of torch_xla, and of accelerate's code for it.
 
 torch_xla (2.8) treats each CPU process as a world of size 1, and its collectives do nothing. Programs for torch_xla,
-accelerate and Trainer would train without gradient synchronisation, without an error. Over several devices of one
-process its collectives abort. During a job torch_xla gets the job's rank and world size. `all_reduce`, `all_gather` and
+accelerate and Trainer would train without gradient synchronisation, without an error. In a process with several devices
+the collectives abort. During a job torch_xla reports the job's rank and world size. `all_reduce`, `all_gather` and
 `xla_rendezvous` go through the host; the other functions of xm and `core.functions` call these three. All other calls
 of the runtime's own collectives raise an error. docs/xla.md lists every function.
 """
@@ -64,7 +64,7 @@ def _spawn(
 ) -> None:
     """Replace `xmp.spawn`: call the function in this process, since all ranks run already.
 
-    The script must not request other ranks than the job has: `nprocs`, or one for each device.
+    UserError if the script requests more or fewer ranks than the job has, by `nprocs` or as one for each device.
     """
     world, count = program.world, runtime.addressable_runtime_device_count()
     if program.sharding is not None:
@@ -112,7 +112,7 @@ def _kept_parameters(original: Callable[..., Any], _: object) -> Callable[..., A
                 raise
         finally:
             options.set_swap_module_params_on_conversion(before)
-        return original(self, *args, **kwargs)  # a wrapper, such as DDP, holds the parameters
+        return original(self, *args, **kwargs)  # without a swap, if a wrapper such as DDP holds the parameters
 
     return to
 
@@ -147,7 +147,7 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
 def all_gather(
     value: Any, dim: int = 0, groups: Any = None, output: Any = None, pin_layout: bool = True, *ids: Any, **more: Any
 ) -> Any:
-    """Replace `xm.all_gather`: return every rank's `value`, concatenated along `dim`, on the device.
+    """Replace `xm.all_gather`: return the `value` of every rank, concatenated along `dim`, on the device.
 
     Values without dimensions are joined into a vector. If `output` is given, the result is copied into it. Later
     arguments concern the runtime's channel numbers and layouts, and are ignored.
@@ -198,7 +198,7 @@ _ANSWERS = {  # Functions of torch_xla.runtime, and the field of `World` that ea
 }
 _ALONE = "the runtime takes each CPU process for a world of its own (pytorch/xla#9496)"
 
-ONE_WORLD_PATCHES = (  # For several CPU processes, which meet through the host. The context is the `World`.
+ONE_WORLD_PATCHES = (  # For CPU processes, which communicate through the host. Context: the `World`.
     *(Patch(f"torch_xla.runtime:{name}", _ALONE, _answering(field), "") for name, field in _ANSWERS.items()),
     Patch("torch_xla.core.xla_model:all_reduce", _ALONE, lambda *_: all_reduce, "reduce_type, inputs, scale, ..."),
     Patch("torch_xla.core.xla_model:all_gather", _ALONE, lambda *_: all_gather, "value, dim, groups, output, ..."),

@@ -34,7 +34,7 @@ _VARIABLES = ("PJRT_", "CPU_NUM_DEVICES", "GPU_NUM_DEVICES", "TPU_", "XLA_USE_SP
 
 _ON = ("1", "ON", "YES", "TRUE", "Y")  # values that the runtime reads as true
 
-_started_with: tuple[str, str, bool] | None = None  # The runtime started with this kind, CPU_NUM_DEVICES, mesh.
+_started_with: tuple[str, str, bool] | None = None  # (kind, CPU_NUM_DEVICES, has mesh) of the first job
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def unusable(asked: str | None, variables: Mapping[str, str]) -> str | None:
 def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
     """Return the kind of device from ``--device`` (`asked`), else from PJRT_DEVICE, else the fastest of this host.
 
-    PJRT_DEVICE must be one of `KINDS`, and must not contradict ``--device``; otherwise raise `UserError`.
+    Raise `UserError` if PJRT_DEVICE is none of `KINDS` (GPU is read as cuda), or contradicts ``--device``.
     """
     said = variables.get("PJRT_DEVICE", "").split("_")[0].lower()
     said = "cuda" if said == "gpu" else said
@@ -97,7 +97,7 @@ def check_variables(variables: Mapping[str, str], ranks: int, *, meshed: bool) -
 
 
 def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> None:
-    """Raise `UserError` if the variable or call `asked` must not turn on SPMD; `auto`: the compiler's own sharding."""
+    """Raise `UserError` if `asked`, a variable or call, must not turn on SPMD. `auto`: the compiler chooses shards."""
     if meshed and auto:
         raise UserError(f"{asked} lets the compiler choose the sharding, which --mesh sets; leave one of them out")
     if not meshed and ranks > 1:
@@ -108,13 +108,13 @@ def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> No
 def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> None:
     """Set the runtime's environment variables for the devices of a job, until `changes` are undone.
 
-    The runtime reads devices and --mesh only once in a process: others than those of an earlier job are a `UserError`.
+    The runtime reads them only once. UserError if this job and an earlier one differ in devices or in having a mesh.
     """
     global _started_with
     changes.variable("PJRT_DEVICE", choice.kind.upper())
     if choice.kind == "cuda":
         changes.variable("PJRT_DYNAMIC_PLUGINS", "1")
-        changes.default_variable("XLA_FALLBACK_CPU", "1")  # torch computes operations on the CPU that XLA cannot lower
+        changes.default_variable("XLA_FALLBACK_CPU", "1")  # the CPU computes operations that XLA cannot lower
         flags = os.environ.get("XLA_FLAGS", "")
         if "xla_gpu_cuda_data_dir" not in flags:
             changes.variable("XLA_FLAGS", f"{flags} --xla_gpu_cuda_data_dir={toolkit()}".strip())

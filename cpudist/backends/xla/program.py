@@ -28,10 +28,10 @@ class Program:
     """Start the runtime, connect the ranks through the host or by the runtime, and patch torch_xla for this job.
 
     The runtime reads its variables when torch_xla is imported or first used. So call `pjrt.set_variables` before the
-    import of this module. A wrong mesh, and ranks that the runtime cannot connect, are a `UserError`.
+    import of this module. `UserError` if the device does not start, the mesh is wrong, or ranks cannot be connected.
 
     Attributes:
-        host: the backend for CPU tensors; None under a mesh, which allows no other process group.
+        host: the backend for CPU tensors; None under a mesh, where one process computes with torch's gloo group.
         sharding: the placement of tensors on the mesh; None without a mesh.
     """
 
@@ -87,7 +87,7 @@ class Program:
         return name_with(self.host.name, through_host=self.through_host)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Place the model on the mesh, if there is one, until the job ends."""
+        """Place the model's parameters on the mesh, if there is one, and its inputs until the job ends."""
         if self.sharding is not None:
             self._changes.then(self.sharding.watch(model).remove)
 
@@ -117,7 +117,7 @@ class Program:
 
 
 def _agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBackend:
-    """Return the fastest backend between hosts that every rank can use: ccl, or gloo with a warning."""
+    """Return the backend for CPU tensors: ccl if every rank can use it, otherwise gloo with a warning."""
     found = backends.first_usable(
         backends.AUTO,
         {},
@@ -130,7 +130,7 @@ def _agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBa
 def _join_runtime(world: World) -> None:
     """Make the runtime connect the devices of all ranks. Call it before any other use of the runtime.
 
-    A number of ranks, or an order, that differs from the launcher's is a `UserError`.
+    `UserError` if the runtime counts or numbers the ranks in another way than the launcher.
     """
     if world.size > 1:
         # torchrun's variables of this rank, because the runtime supports no other launcher.
@@ -139,7 +139,7 @@ def _join_runtime(world: World) -> None:
         with Changes() as changes:
             for name, value in variables.items():
                 changes.default_variable(name, value)
-            # The runtime chooses the process's device here, once for all calls; the store that it yields is not used.
+            # The runtime chooses the process's device here, for all later calls; the yielded store is not used.
             next(dist.rendezvous("xla://"))
     connected = runtime.world_size(), runtime.process_count()
     if connected != (world.size, world.size):

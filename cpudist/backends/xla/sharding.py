@@ -25,7 +25,7 @@ from cpudist.world import World
 
 
 class Sharding:
-    """The mesh of a job, which is one program over all devices. Create it before a tensor is on a device."""
+    """The mesh of a job that is one program over all devices. Create it before any tensor is on a device."""
 
     def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
         axes = mesh.parse(options["mesh"])
@@ -48,14 +48,14 @@ class Sharding:
         apply(PATCHES, self, changes)
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
-        """Raise `UserError` if an option of DDP, which does not wrap the model, would change results."""
+        """Raise `UserError` if a DDP option would change results; under a mesh DDP does not wrap the model."""
         inspect.signature(DistributedDataParallel).bind(None, **options)
         for name in ("process_group", "device_mesh", "mixed_precision"):
             if options.get(name) is not None:
                 raise UserError(f"under --mesh there is no DDP to take {name}=, which changes results; leave it out")
 
     def mark_for_script(self, t: Any, mesh: Any, partition_spec: Any) -> Any:
-        """Replace `mark_sharding` for scripts."""
+        """Replace `mark_sharding` for scripts; UserError for a parameter that is on the mesh already."""
         if t in self._placed:
             remedy = "leave one of them out"
             raise UserError(f"the script calls mark_sharding for {self._placed[t]}, which --mesh has placed; {remedy}")
@@ -92,7 +92,7 @@ class Sharding:
         if not self._batch or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
             return
         if value.shape[0] == 1 or (not training and value.shape[0] % mesh.parts(self._batch, self.sizes)):
-            return  # Every device has a copy: it is one value for all samples, or the last batch of an evaluation.
+            return  # Every device gets a copy of one value for all samples, and of an uneven batch of an evaluation.
         self._place("a batch", value, mesh.spec_of_batch(value.shape, self._batch, self.sizes))
 
 

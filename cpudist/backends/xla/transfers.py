@@ -1,8 +1,8 @@
 """Transfers between XLA devices and the host; several CPU processes communicate through them.
 
-PJRT's CPU runtime treats each process as a world of its own, so its collectives cannot be used (with torch_xla 2.8's
-`ProcessGroupXla` there is no gradient synchronisation, without an error). Tensors are fetched to the host, sent over
-ccl or gloo, and put back.
+PJRT's CPU runtime treats each process as a world of its own, so its collectives cannot be used: torch_xla 2.8's
+`ProcessGroupXla` raises no error, but does not synchronise gradients. Tensors are fetched to the host, sent over ccl or
+gloo, and put back.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 # Size of the flat tensors to reduce, in bytes. Large ones need few transfers, and ccl divides them itself.
 BUCKET_BYTES = 100 * 2**20
 
-ddp_models: WeakSet[DistributedDataParallel] = WeakSet()  # whose gradients are views of buckets
+ddp_models: WeakSet[DistributedDataParallel] = WeakSet()  # models whose gradients are views of buckets
 
 
 def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return copies of the tensors, of any shapes, on the CPU and contiguous, after the device has computed them.
+    """Return contiguous copies of the tensors, of any shapes, on the CPU, after the device has computed them.
 
     All pending operations are computed in the same graph. Otherwise only these tensors would be computed now, and the
     rest, such as the loss, would later be recomputed from the beginning.
@@ -49,7 +49,7 @@ def done(value: Any) -> Any:
 def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, scale: float) -> None:
     """Reduce tensors of a device over all ranks of `group`, in place, and multiply them by `scale`.
 
-    They may have any shapes and types, and are sent in buckets of one type each.
+    The tensors may have any shapes and types; they are sent in buckets of one type each.
     """
     numbers, _ = dist._compute_bucket_assignment_by_size(list(tensors), [BUCKET_BYTES])
     buckets = [[tensors[number] for number in bucket] for bucket in numbers]

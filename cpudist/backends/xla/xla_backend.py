@@ -1,4 +1,4 @@
-"""The xla backend: ranks communicate through the host on CPUs, by the runtime on GPUs and TPUs, or are one program.
+"""The xla backend: ranks communicate through the host on CPUs, by the runtime on GPUs and TPUs; a mesh has one rank.
 
 The module imports torch in methods only; see `Backend`.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class XlaBackend(Backend):
-    """PyTorch/XLA. `start` chooses the device before it imports torch_xla, which reads the environment then."""
+    """PyTorch/XLA. `start` chooses the device before it imports torch_xla, which reads the choice at its import."""
 
     name = "xla"
     options = (

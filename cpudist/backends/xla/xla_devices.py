@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class XlaDevices(Devices):
-    """The devices of PyTorch/XLA's runtime, of which a process has one."""
+    """The devices of PyTorch/XLA's runtime; a process has one runtime."""
 
     type = "xla"
     companions = ("torch_xla",)

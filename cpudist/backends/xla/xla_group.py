@@ -1,7 +1,7 @@
 """A c10d process group with two sides: one for tensors of the CPU, one for tensors of XLA devices.
 
-So `torch.distributed`, DDP and their users accept both kinds. CPU tensors, objects and barriers go over ccl or gloo in
-every job. Tensors of a device go through the host to the same backend, or to the runtime's own group.
+So `torch.distributed`, DDP and libraries on them accept both kinds. CPU tensors, objects and barriers always go over
+ccl or gloo. Tensors of a device go through the host to the same backend, or to the runtime's own group.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _CALLS = {  # For each call of c10d: the positions of its arguments with output 
 class TwoSidedGroup(dist.ProcessGroup):
     """Process group that passes each call to the side of its tensors: `host` for CPU tensors, otherwise `device`.
 
-    The sides are c10d backends; the host's also has barriers.
+    Both sides are c10d backends. Barriers go to `host`.
     """
 
     def __init__(self, host: Any, device: Any, rank: int, size: int) -> None:
@@ -78,7 +78,7 @@ class ThroughHost:
 
         def through_host(*args: Any) -> Any:
             targets = _tensors([args[position] for position in written])
-            if written == read and self._host.size() == 1:  # One rank changes nothing; compute later.
+            if written == read and self._host.size() == 1:  # With one rank nothing changes, so nothing is computed yet.
                 return done(targets)
             sources = _tensors([args[position] for position in read])
             copies = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in targets}
@@ -116,7 +116,7 @@ def name_with(host: str, *, through_host: bool) -> str:
 
     Args:
         host: the backend for CPU tensors, "ccl" or "gloo".
-        through_host: whether device tensors use it too; otherwise they use the runtime's own group.
+        through_host: whether device tensors use `host` too; otherwise they use the runtime's own group.
     """
 
     def create(options: Any, _group_options: Any) -> TwoSidedGroup:
