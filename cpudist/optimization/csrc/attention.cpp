@@ -13,7 +13,7 @@
 
 namespace cpudist {
 
-// Returns what is added to scores, of the shape of the scores.
+// Returns the mask as values that are added to the scores, in the shape of the scores.
 static Tensor added(const Tensor& mask, at::IntArrayRef shape) {
   auto whole_rows = mask.sizes().vec();
   whole_rows.back() = shape.back();
@@ -22,13 +22,13 @@ static Tensor added(const Tensor& mask, at::IntArrayRef shape) {
   return values.expand(whole_rows).to(at::kFloat).contiguous().expand(shape);
 }
 
-// Returns the number of keys of each example without the last ones, if no query sees them; at least 1.
+// Returns for each example the number of keys up to the last one that a query sees; at least 1.
 static Tensor used_keys(const Tensor& bias) {
   const Tensor rows = bias.stride(1) ? bias.flatten(1, 2) : bias.select(1, 0);
   return rows.ne(-kInfinity).any(1).mul(at::arange(1, bias.size(3) + 1)).amax(1).clamp_min(1);
 }
 
-// Runs a pass, on tensors of the type of the query, over the heads of all examples, which torch's threads divide.
+// Runs a pass over the heads of all examples, divided among torch's threads. The operands have the query's type.
 template <bool kBackward>
 static void run(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
                 const Tensor& seed, double p, bool causal, double scale, const Tensor& output, const Tensor& rows,
@@ -61,7 +61,7 @@ static void run(const Tensor& query, const Tensor& key, const Tensor& value, con
   query.scalar_type() == at::kFloat ? compute(float()) : compute(at::BFloat16());
 }
 
-// Tokens come before heads, as models want outputs and gradients.
+// Allocates a result in whose memory tokens come before heads, as models want outputs and gradients.
 static Tensor like(const Tensor& tensor, int64_t heads) {
   return at::empty({tensor.size(0), tensor.size(2), heads, tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
@@ -90,7 +90,7 @@ static std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& gradi
   return {of_query, sum_shared(of_key), sum_shared(of_value)};
 }
 
-// The gradients by operators of torch, which have gradients themselves and work in vmap.
+// Computes the gradients with torch's operators, which are themselves differentiable and work in vmap.
 static std::vector<Tensor> differentiable_backward(const Tensor& gradient, const Tensor& query, const Tensor& key,
                                                    const Tensor& value, const Tensor& mask, const Tensor& seed,
                                                    double p, bool causal, double scale) {
@@ -149,7 +149,7 @@ struct OnePass : torch::autograd::Function<OnePass> {
   }
 };
 
-// Returns whether the kernels support a call. All others are torch's.
+// Returns whether the kernels support a call. All other calls go to torch's attention.
 static bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, double p,
                  bool causal, bool gqa) {
   if (!has_kernels() || p >= 1 || (mask && causal)) return false;
@@ -168,7 +168,7 @@ static bool fits(const Tensor& query, const Tensor& key, const Tensor& value, co
          at::is_expandable_to(mask->sizes(), shape);
 }
 
-// torch's attention in modules that use the operators.
+// Replaces torch's scaled_dot_product_attention while kKey is included; calls that do not fit go on to torch's.
 static Tensor attention(c10::DispatchKeySet keys, const Tensor& query, const Tensor& key, const Tensor& value,
                         const OptionalTensor& mask, double p, bool causal, std::optional<double> scale, bool gqa) {
   const Tensor q = cast(query), k = cast(key), v = cast(value);

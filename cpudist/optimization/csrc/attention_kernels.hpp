@@ -1,5 +1,5 @@
-// Attention of one head in one pass over blocks of scores, which stay in the second-level cache. The products are torch's
-// brgemm, which oneDNN makes of AMX or AVX512_BF16 instructions; the rest is AVX-512.
+// Attention of one head in one pass over blocks of scores, which stay in the second-level cache. Products use torch's
+// brgemm, which oneDNN implements in AMX or AVX512_BF16 instructions; the rest is AVX-512.
 #pragma once
 
 #include <ATen/native/CPUBlas.h>
@@ -14,8 +14,8 @@
 
 namespace cpudist {
 
-constexpr int64_t kQueries = 64;  // rows of a block of scores
-constexpr int64_t kKeys = 512;    // its most columns
+constexpr int64_t kQueries = 64;  // most rows of a block of scores
+constexpr int64_t kKeys = 512;    // most columns of a block of scores
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // What all heads of a call have in common.
@@ -25,29 +25,29 @@ struct Attention {
   bool causal, drops;
   Mask dropout;
   Strided<float> bias;  // added to scores, [batch, heads, queries, keys]; its data is null where there is none
-  int64_t used = keys;  // The mask leaves out all later keys, which are padding.
+  int64_t used = keys;  // number of leading keys that the mask leaves; all later ones are padding
 
   int64_t width() const { return padded(size); }
-  // Keys that a block of queries sees.
+  // Number of keys that the queries [query, query + count) see.
   int64_t seen(int64_t query, int64_t count) const { return causal ? std::min(used, query + count) : used; }
   int64_t row(int64_t batch, int64_t head, int64_t query) const { return (batch * heads + head) * queries + query; }
-  // Philox groups of a query: masks of all queries are drawn as if they were one tensor (masks.hpp).
+  // Mask groups of a query: masks of all queries are drawn as if they were one tensor (masks.hpp).
   int64_t groups() const { return (keys + kGroup - 1) / kGroup; }
 };
 
-// c [m][n] = a [m][k] * b [k][n], or added to c. The rows of a bfloat16 b are paired (matrices.hpp).
+// c [m][n] = a [m][k] * b [k][n], added to c if `add`. The rows of a bfloat16 b are paired (matrices.hpp).
 template <typename Element>
 void product(int64_t m, int64_t n, int64_t k, const Element* a, const Element* b, int64_t ldb, float* c, int64_t ldc,
              bool add) {
   constexpr bool kPairs = std::is_same_v<Element, at::BFloat16>;
-  // Sums of float32 products grow less exact with their length.
+  // Long sums of float32 products lose precision, so they are added in parts.
   const int64_t most = kPairs ? k : 128;
   for (int64_t at = 0; at < k; at += most)
     at::native::cpublas::brgemm(m, n, std::min(most, k - at), k, ldb, ldc, add || at, a + at, b + at * ldb, c, kPairs);
 }
 
-// Makes scores of a row of products: the scale, the mask, and no key after the last one that the query sees. Returns their
-// maximum.
+// Turns a row of products into scores: applies the scale and the mask, and sets the scores of keys after the last one
+// that the query sees to -infinity. Returns the row's maximum.
 CPUDIST_AVX512 inline float finish_scores(const Attention& call, float* row, int64_t batch, int64_t head, int64_t query,
                                           int64_t key, int64_t count) {
   const int64_t seen = std::clamp<int64_t>(call.seen(query, 1) - key, 0, count);
@@ -62,11 +62,11 @@ CPUDIST_AVX512 inline float finish_scores(const Attention& call, float* row, int
   return _mm512_reduce_max_ps(most);
 }
 
-// The coefficients are those of Cephes, relative error 1e-7. Results below 2^-126 are 0; NaNs stay.
+// exp(x) with Cephes' coefficients, relative error 1e-7. Results below 2^-126 are 0; a NaN gives a NaN.
 CPUDIST_AVX512 inline __m512 exponential(__m512 x) {
   const __m512 z = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
   const __m512 whole = _mm512_roundscale_ps(z, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 part = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);  // ln 2, of which this product is exact
+  __m512 part = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);  // ln 2 in two parts; this product is exact
   part = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), part);
   __m512 power = _mm512_set1_ps(1.9875691500e-4f);
   for (const float factor :
@@ -76,7 +76,7 @@ CPUDIST_AVX512 inline __m512 exponential(__m512 x) {
   return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(z, _mm512_set1_ps(-126), _CMP_NLT_UQ), power, whole);
 }
 
-// Writes exponentials of scores, of which some are dropped, and returns the sum of all.
+// Writes exp(score - maximum), or 0 if dropped, and returns the sum of all, including the dropped ones.
 template <typename Element>
 CPUDIST_AVX512 inline float exponentials(const Attention& call, const float* row, float maximum, uint64_t group,
                                          Element* to, int64_t count) {
@@ -92,12 +92,12 @@ CPUDIST_AVX512 inline float exponentials(const Attention& call, const float* row
   return _mm512_reduce_add_ps(sum);
 }
 
-// The sum of exponentials of a row is that of exp(score - maximum). Without a key that counts, its inverse is 0.
+// A row's maximum score, and 1 / (sum of exp(score - maximum)), which is 0 if the query sees no key.
 struct Row {
   float maximum, inverse;
 };
 
-// The tensors of a call, [batch, heads, tokens, size]. The gradients of keys and values are those of each query's head.
+// The tensors of a call, [batch, heads, tokens, size]. of_key and of_value have one gradient for each query's head.
 template <typename Element>
 struct Operands {
   Strided<Element> query, key, value, output, gradient, of_query, of_key, of_value;
@@ -128,7 +128,7 @@ CPUDIST_AVX512 void forward(const Attention& call, const Operands<Element>& of, 
   for (int64_t first = 0; first < call.queries; first += kQueries) {
     const int64_t count = std::min(kQueries, call.queries - first), m = padded(count);
     gather(of.query, batch, head, first, count, call.size, queries, m, width);
-    Row found[kQueries];  // with the sum instead of its inverse
+    Row found[kQueries];  // here `inverse` is the sum itself
     std::fill(found, found + count, Row{-kInfinity, 0});
     const int64_t seen = padded(call.seen(first, count));
     for (int64_t at = 0; at < seen; at += kKeys) {
@@ -154,8 +154,8 @@ CPUDIST_AVX512 void forward(const Attention& call, const Operands<Element>& of, 
   }
 }
 
-// The factors of the gradients' products, made of a block of scores and of products of gradients and values: the
-// probabilities that are kept, and the gradients of the scores.
+// Computes, for two rows of scores, factors of the backward pass's products: the probabilities that are kept, and the
+// gradients of the scores. `products`: the output gradients times the values.
 template <typename Element>
 CPUDIST_AVX512 inline void differentiate(const Attention& call, uint64_t group, uint64_t next, const float* scores,
                                          const float* products, const Row* rows, const float* delta, int64_t n,
@@ -219,7 +219,7 @@ CPUDIST_AVX512 void backward(const Attention& call, const Operands<Element>& of,
     transpose_rows(queries, m, width, gathered, transposed_queries);
     transpose_rows(gradients, m, width, gathered, transposed_gradients);
     float delta[kQueries];
-    Row found[kQueries] = {};  // padding has no part in anything
+    Row found[kQueries] = {};  // padding rows add nothing, because their inverse is 0
     std::copy_n(of.rows + call.row(batch, head, first), count, found);
     for (int64_t r = 0; r < m; ++r) delta[r] = dot(gradients + r * width, outputs + r * width, width);
     const int64_t seen = padded(call.seen(first, count));

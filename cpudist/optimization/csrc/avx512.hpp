@@ -60,7 +60,7 @@ CPUDIST_AVX512 inline float dot(const Element* one, const Element* other, int64_
   return _mm512_reduce_add_ps(sum);
 }
 
-// Transposes 16 x 16 words: four times, blocks beside the diagonal change places.
+// Transposes 16 x 16 words in four rounds, which swap blocks of 1, 2, 4 and 8 words across the diagonal.
 CPUDIST_AVX512 inline void transpose16(const uint32_t* from, int64_t from_width, uint32_t* to, int64_t to_width) {
   __m512i rows[16];
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

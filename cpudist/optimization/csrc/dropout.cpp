@@ -1,4 +1,4 @@
-// Operators of torch that draw dropout on all threads. Autograd and compilers see `masked`, a linear function.
+// torch operators that draw dropout on all threads. Autograd and compilers see `masked`, which is linear in its input.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
@@ -31,7 +31,7 @@ Tensor masked_of(const Tensor& input, const Tensor& seed, double p) {
 
 Tensor masked_without_gradient(const Tensor& input, const Tensor& seed, double p) {
   if (input.is_meta()) return at::empty_like(input.contiguous());  // a compiler asks for the shape
-  const bool single = input.scalar_type() == at::kFloat;           // otherwise bfloat16, or an error of the type
+  const bool single = input.scalar_type() == at::kFloat;           // otherwise bfloat16; other types raise an error
   return (single ? masked_of<float> : masked_of<at::BFloat16>)(input.contiguous(), seed, p);
 }
 
@@ -49,7 +49,7 @@ struct Masked : torch::autograd::Function<Masked> {
     const auto product = [&](const Tensor& with) {
       return masked(with, context->get_saved_variables()[0], context->saved_data["p"].toDouble());
     };
-    const bool batched = at::functorch::isBatchedTensor(gradient);  // all rows have one mask
+    const bool batched = at::functorch::isBatchedTensor(gradient);  // all examples of a vmap have one mask
     return {batched ? gradient * product(at::ones(gradient.sizes(), gradient.options())) : product(gradient), {}, {}};
   }
 };
@@ -74,13 +74,13 @@ Tensor cast(const Tensor& tensor) {
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensor, at::kCPU);
 }
 
-// torch.dropout; the seed is the next number of torch's generator.
+// Replaces torch.dropout; the seed is the next number of torch's generator.
 Tensor dropout(const Tensor& input, double p, bool train) {
   const c10::impl::ExcludeDispatchKeyGuard torchs(kKey);
   if (!train || !(p > 0 && p < 1) || !is_plain(input) || input.numel() < kFew) return at::dropout(input, p, train);
   const Tensor seed = draw_seed();
   if (input.is_contiguous()) return masked(input, seed, p);
-  // Elements are taken in the order of memory, and the result has the same.
+  // Elements are drawn in the order of memory; the result has the same order in memory.
   std::vector<int64_t> order(input.dim()), inverse(input.dim());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return input.stride(a) > input.stride(b); });
@@ -96,7 +96,7 @@ bool has_kernels() {
 #endif
 }
 
-// torch's attention with the operators of this library. Compilers trace this one, because they cannot trace the guard.
+// torch's attention while kKey is included. Compilers trace this operator, because they cannot trace the key's guard.
 Tensor traced_attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
                         double p, bool causal, std::optional<double> scale, bool gqa) {
   const c10::impl::IncludeDispatchKeyGuard ours(kKey);

@@ -1,5 +1,5 @@
-// Linear layers whose backward pass leaves out tokens without a gradient, and copies the transposed factor of the weight's
-// gradient: oneDNN's product is twice as fast on AMX where that factor is contiguous (benchmarks/weight_gradient.py).
+// Linear layers whose backward pass leaves out tokens without a gradient, and copies the transposed factor of the
+// weight's gradient: oneDNN's product is twice as fast on AMX with a contiguous factor (benchmarks/weight_gradient.py).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -52,7 +52,7 @@ static Tensor transposed(const Tensor& matrix) {
   return matrix.t().contiguous();
 }
 
-// Returns whether the numbers of a row, given as words, are zeros of any sign.
+// Returns whether all numbers of a row are 0 or -0; `row` has their bits as words.
 template <typename Word>
 static bool is_zero(const void* row, int64_t count) {
   const auto* words = static_cast<const Word*>(row);
@@ -91,7 +91,7 @@ struct Linear : torch::autograd::Function<Linear> {
   static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, std::vector<Tensor> gradients) {
     const auto saved = context->get_saved_variables();
     const int64_t outputs = gradients[0].size(-1);
-    // Only torch's operators have gradients themselves, and work in vmap.
+    // Only torch's operators are themselves differentiable and work in vmap.
     const bool torchs = at::GradMode::is_enabled() || at::functorch::isBatchedTensor(gradients[0]);
     Tensor gradient = gradients[0].reshape({-1, outputs}), input = saved[0], rows, of_input, of_weight, of_bias;
     if (input.defined()) input = input.reshape({-1, input.size(-1)});
@@ -127,8 +127,8 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-// A linear layer. The weight is [outputs, inputs], or `turned` as in Hugging Face's Conv1D; `copies` where a copy of the
-// transposed factor pays.
+// A linear layer. The weight is [outputs, inputs], or [inputs, outputs] if `turned`, as in Hugging Face's Conv1D.
+// `copies`: copy the transposed factor of the weight's gradient.
 static Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool turned, bool copies) {
   const Tensor x = cast(input), w = turned ? cast(weight).t() : cast(weight);
   const OptionalTensor b = bias ? OptionalTensor(cast(*bias)) : std::nullopt;

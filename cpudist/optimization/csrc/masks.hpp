@@ -1,4 +1,4 @@
-// Products with dropout masks, which a counter draws: a seed gives the same mask on any number of threads and any CPU.
+// Products with dropout masks, drawn by a counter-based generator: a seed gives the same mask on all threads and CPUs.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -23,19 +23,19 @@
 
 namespace cpudist {
 
-// Elements that are drawn together: four words from each of 16 counters. Element 16 k + i of a group is decided by word k
-// of counter i.
+// Number of elements that are drawn together: four words from each of 16 counters. Word k of counter i decides element
+// 16 k + i of a group.
 constexpr size_t kCounters = 16;
 constexpr size_t kGroup = 4 * kCounters;
 
 struct Mask {
   uint64_t seed;
-  uint32_t threshold;  // of 2^32: the probability that an element is kept
-  float scale;         // of a kept element
+  uint32_t threshold;  // an element is kept with the probability threshold / 2^32
+  float scale;         // factor of a kept element
 };
 
-// Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011) of the counters of a group. The loops
-// are over counters, so that compilers use vectors.
+// Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011) for all counters of a group. Inner
+// loops are over counters, so that compilers use vectors.
 CPUDIST_INLINE void philox(uint64_t seed, uint64_t group, uint32_t words[kGroup]) {
   uint32_t *c0 = words, *c1 = c0 + kCounters, *c2 = c1 + kCounters, *c3 = c2 + kCounters;
   const uint64_t first = group * kCounters;
@@ -54,8 +54,8 @@ CPUDIST_INLINE void philox(uint64_t seed, uint64_t group, uint32_t words[kGroup]
 }
 
 #if defined(__x86_64__)
-// The same on AVX-512, word k of the counters in vector k. A product ignores the upper halves of its factors, so counters
-// stay in lanes of 64 bits, even ones and odd ones.
+// The same in AVX-512; vector k has word k of all counters. A product ignores the upper halves of its factors, so even
+// counters and odd counters stay in separate vectors with lanes of 64 bits.
 CPUDIST_AVX512 inline void philox(uint64_t seed, uint64_t group, __m512i words[4]) {
   const __m512i factor0 = _mm512_set1_epi64(0xD2511F53), factor1 = _mm512_set1_epi64(0xCD9E8D57);
   const auto first = static_cast<int64_t>(group * kCounters);
@@ -79,7 +79,7 @@ CPUDIST_AVX512 inline void philox(uint64_t seed, uint64_t group, __m512i words[4
   for (int k = 0; k < 4; ++k) words[k] = _mm512_mask_blend_epi32(0xAAAA, c[0][k], _mm512_slli_epi64(c[1][k], 32));
 }
 
-// The elements of a group that are kept, a bit for each.
+// The elements of a group that are kept, a bit for each; kAll keeps all.
 constexpr uint64_t kAll = ~uint64_t{0};
 CPUDIST_AVX512 inline uint64_t draw(Mask mask, uint64_t group) {
   __m512i words[4];
@@ -124,7 +124,7 @@ CPUDIST_EACH_CPU void run(const c10::BFloat16* in, c10::BFloat16* out, Mask mask
   multiply(in, out, mask, from, to);
 }
 
-// Divides the elements over torch's threads.
+// Multiplies all elements, divided among torch's threads.
 template <typename Element>
 void multiply(const Element* in, Element* out, Mask mask, size_t count) {
   const auto groups = static_cast<int64_t>((count + kGroup - 1) / kGroup);

@@ -1,8 +1,8 @@
 // Copies of the matrices of a head in the layouts that products need.
 //
-// A product takes a bfloat16 second factor with its rows paired: element [k][n] is at [k / 2][n][k % 2], which makes words of 32
-// bits. Transposed as such words, rows give their paired transpose, and paired rows their plain transpose. The rows of a float32
-// factor are not paired: each element is a word.
+// A product takes a bfloat16 second factor with paired rows: element [k][n] is at [k / 2][n][k % 2], so pairs make
+// words of 32 bits. If such words are transposed, plain rows give the transpose with paired rows, and paired rows give
+// the plain transpose. The rows of a float32 factor are not paired: each element is a word.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +37,7 @@ class Scratch {
   char* next_;
 };
 
-// A tensor of four dimensions with any strides, of which the last but one are tokens.
+// A tensor [batch, heads, tokens, size] with any strides.
 template <typename Element>
 struct Strided {
   Element* data = nullptr;
@@ -54,7 +54,7 @@ struct Strided {
   }
 };
 
-// Copies tokens of a head to rows, and fills up rows and columns with zeros.
+// Copies tokens of a head to rows, and pads rows and columns with zeros.
 template <typename Element>
 void gather(const Strided<Element>& from, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t size,
             Element* to, int64_t rows, int64_t width) {
@@ -71,7 +71,7 @@ void gather(const Strided<Element>& from, int64_t batch, int64_t head, int64_t f
   std::fill(to + count * width, to + rows * width, Element(0));
 }
 
-// Pairs rows [rows][width].
+// Pairs the rows of a bfloat16 matrix [rows][width]; copies a float32 matrix.
 template <typename Element>
 CPUDIST_AVX512 void pair_rows(const Element* from, int64_t rows, int64_t width, Element* to) {
   if constexpr (std::is_same_v<Element, float>) {
@@ -95,7 +95,7 @@ inline void transpose(const void* from, int64_t rows, int64_t columns, void* to)
   }
 }
 
-// Transposes each block of rows [rows][width] by itself, in words.
+// Transposes each block of `block` rows of a matrix [rows][width] by itself, in words.
 template <typename Element>
 void transpose_blocks(const Element* from, int64_t rows, int64_t width, int64_t block, Element* to) {
   for (int64_t r = 0; r < rows; r += block) {
@@ -103,14 +103,14 @@ void transpose_blocks(const Element* from, int64_t rows, int64_t width, int64_t 
   }
 }
 
-// Makes the plain transpose [width][rows] of rows [rows][width].
+// Writes the plain transpose [width][rows] of a matrix [rows][width] to `to`.
 template <typename Element>
 void transpose_rows(const Element* from, int64_t rows, int64_t width, Element* paired, Element* to) {
   pair_rows(from, rows, width, paired);
   transpose(paired, rows * sizeof(Element) / 4, width, to);
 }
 
-// Writes transposed sums [width][rows], of each block of rows, times `scale` as tokens of a head.
+// Writes sums, which are transposed in each block of rows, times `scale` as tokens of a head.
 template <typename Element>
 void store_transposed(const float* sums, int64_t rows, int64_t width, int64_t block, float scale, int64_t batch,
                       int64_t head, int64_t count, int64_t size, const Strided<Element>& to, float* scratch) {

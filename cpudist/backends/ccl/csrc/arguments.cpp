@@ -33,16 +33,17 @@ void check_list(const char* name, const Tensors& tensors, size_t size, const at:
 }
 
 void check_tag(const char* name, int tag) {
-  check_value(tag >= 0, name, ": a tag cannot be negative, got ", tag, "; give one from 0 on");
+  check_value(tag >= 0, name, ": a tag cannot be negative, got ", tag, "; give 0 or more");
 }
 
 void check_root(const char* name, int64_t root, int size) {
-  check_value(root >= 0 && root < size, name, ": there is no rank ", root, " in a group of ", size, "; name another");
+  check_value(root >= 0 && root < size, name, ": there is no rank ", root, " in a group of ", size,
+              "; give a rank of the group");
 }
 
 void check_same_size(const char* name, const at::Tensor& own, const at::Tensor& counterpart) {
   check_value(own.numel() == counterpart.numel(), name, ": this rank's tensor has ", own.numel(),
-              " elements, its place in the list ", counterpart.numel(), "; make them equal");
+              " elements, but its counterpart in the list has ", counterpart.numel(), "; make them equal");
 }
 
 const Tensors& only_list(const char* name, const std::vector<Tensors>& lists, int rank, int size,
@@ -55,15 +56,15 @@ const Tensors& only_list(const char* name, const std::vector<Tensors>& lists, in
 
 void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs) {
   check_value(outputs.size() == inputs.size(), name, " needs as many outputs as inputs, got ", outputs.size(), " and ",
-              inputs.size(), "; pass as many");
+              inputs.size(), "; pass one output for each input");
 }
 
 Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& share, int size) {
   check_tensor(name, whole);
   check_tensor(name, share);
   check_types(name, whole, share);
-  check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(), " elements does not hold ",
-              size, " times ", share.numel(), "; pass one that does");
+  check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(), " elements cannot hold ",
+              size, " shares of ", share.numel(), "; pass one that can");
   check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares; call contiguous()");
   return whole.view({-1}).split_with_sizes(std::vector<int64_t>(size, share.numel()));
 }

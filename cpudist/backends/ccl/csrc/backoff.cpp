@@ -11,14 +11,14 @@ namespace cpudist {
 namespace {
 
 struct Core {
-  Clock::duration yield{};            // how long this thread was away when it yielded last
-  Clock::time_point crowded_until{};  // another thread computes on it
+  Clock::duration yield{};            // duration of this thread's last yield
+  Clock::time_point crowded_until{};  // until then the thread sleeps: another thread computes on its core
 };
 
 thread_local Core core;
 
-// Sleeps for an eighth of the time that it has waited already. The kernel adds its timer slack, 50 us by default, so a
-// sleep after 75 us takes about 60.
+// Sleeps for an eighth of the time waited so far (1 us to 1 ms). The kernel adds its timer slack, 50 us by default, so
+// a sleep after 75 us of waiting takes about 60 us.
 void nap(Clock::duration waited) {
   const auto time = std::clamp<Clock::duration>(waited / 8, std::chrono::microseconds(1), Milliseconds(1));
   const timespec length{0, std::chrono::nanoseconds(time).count()};
@@ -31,8 +31,8 @@ void Backoff::pause(Clock::time_point now) {
   using std::chrono::microseconds;
   const bool crowded = now < core.crowded_until;
   const auto waited = now - moved_;
-  // A rank with a core of its own answers within 5 us. A yield of over 2 us has let another thread run, perhaps that rank.
-  // A thread that wakes from a sleep is 60 us late for the next call; the others spin on, else all would sleep in turn.
+  // A peer with a core of its own answers within 5 us. A yield of over 2 us lets another thread run, perhaps the peer:
+  // yield at once. On a crowded core, spin 75 us: a peer wakes from a sleep 60 us late, and ranks would sleep in turn.
   const auto spin = microseconds(crowded ? 75 : core.yield > microseconds(2) ? 0 : 5);
   if (waited < spin) return;
   if (crowded || waited > Milliseconds(100)) return nap(waited);

@@ -11,7 +11,7 @@
 
 namespace cpudist {
 
-constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365 * 50);  // more nanoseconds would overflow
+constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365 * 50);  // int64 nanoseconds overflow at 292 years
 
 struct Call;
 
@@ -19,7 +19,7 @@ struct Call;
 struct GroupState {
   std::string name;
   bool across_machines = false;
-  // The collective that completed last, and its number, guarded by the engine's lock.
+  // The completed collective with the highest number; guarded by the engine's lock.
   const char* last_name = nullptr;
   uint64_t last_sequence = 0;
 
@@ -27,9 +27,9 @@ struct GroupState {
 };
 
 struct Call {
-  const char* name;         // c10d's name of the operation, "all_reduce"
+  const char* name;         // c10d's name of the operation, such as "all_reduce"
   uint64_t sequence;        // number among the group's collectives, the same on all ranks; 0 for send and recv
-  std::optional<int> peer;  // of send and recv: the other rank of the group, negative for any source
+  std::optional<int> peer;  // only for send and recv: the peer's rank in the group, negative for any source
   int rank;
   int size;
   std::shared_ptr<GroupState> group;

@@ -6,13 +6,13 @@
 
 namespace cpudist {
 
-// Each rank owns a share. It receives the others' values of it in the format of the wire, adds them in float32 in the
-// order own, first rank, second rank, …, converts the sum once, and sends it to all. So the bytes are those of an
-// allreduce in that format, and all ranks decode the same result.
+// Each rank owns a share of the values. It receives the other ranks' values of this share in the wire's format, adds
+// them in float32 to its own, in the order of ranks, converts the sum once, and sends it to all. So as many bytes are
+// sent as in an allreduce in that format, and all ranks decode the same result.
 class CompressedSum {
  public:
-  // A sum or an average, in place. `residual` may be null. Otherwise it holds an error of earlier calls for each value, on
-  // this rank. They are added, and replaced by the errors of this call.
+  // A sum or an average, in place. `residual` may be null. Otherwise it holds this rank's errors of earlier calls, one
+  // per value. They are added to the values, and replaced by the errors of this call.
   CompressedSum(float* data, float* residual, size_t count, Wire wire, bool average, int rank, int ranks)
       : data_(data),
         residual_(residual),
@@ -23,7 +23,7 @@ class CompressedSum {
         ranks_(ranks),
         kernels_(kernels::wire_kernels(wire)) {}
 
-  // Of the whole message, and of each rank's share in it: shares lie there in the order of ranks.
+  // Bytes of the whole message; the place and the bytes of a rank's share in it. Shares are in the order of ranks.
   size_t bytes() const { return kernels::wire_bytes(wire_, count_); }
   size_t begin(int rank) const { return kernels::wire_bytes(wire_, share(rank).first); }
   size_t bytes_of(int rank) const { return share(rank).bytes; }
@@ -40,7 +40,7 @@ class CompressedSum {
     }
   }
 
-  // Adds what the others have sent of the own share, one rank's values after the other's.
+  // Adds the values that the other ranks have sent for this rank's share, one rank's after the other's.
   void add_shares(const std::byte* from) const {
     const auto own = share(rank_);
     auto* const values = data_ + own.first;
@@ -55,11 +55,11 @@ class CompressedSum {
     const auto own = share(rank_);
     encode(own, to);
     if (residual_ == nullptr || !average_) return;
-    // The error of an average is `ranks_` times as large in the next sum.
+    // The next call divides by `ranks_` after it has added the residual, so the stored error is multiplied by it.
     for (size_t i = own.first; i < own.first + own.count; ++i) residual_[i] *= static_cast<float>(ranks_);
   }
 
-  // Reads the whole message.
+  // Decodes the whole message, which has the sums of all ranks' shares.
   void decode_sums(const std::byte* from) const {
     for (int rank = 0; rank < ranks_; ++rank) {
       kernels_.decode(from + begin(rank), data_ + share(rank).first, share(rank).count);

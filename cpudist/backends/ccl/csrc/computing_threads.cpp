@@ -16,11 +16,11 @@ struct alignas(64) Bytes {
   std::atomic<uint64_t> count{0};
 };
 
-std::array<Bytes, 256> bytes_of;  // by thread; those beyond have the last one together
+std::array<Bytes, 256> bytes_of;  // by thread number; all threads beyond the array share its last entry
 
-// OpenMP gives each thread that asks for one a pool of its own. Only the script's own thread has one that idles while
-// it waits: a pool of the engine's thread, or of one that saves a checkpoint, would take the cores from those that
-// compute.
+// OpenMP creates a pool for each thread that starts a parallel region. Only the pool of the script's own thread is idle
+// while that thread waits. A pool of the engine's thread, or of a thread that saves a checkpoint, would take the cores
+// from the computing threads.
 std::atomic<pthread_t> computing{};
 std::atomic<int> cores_of_rank{1};
 
@@ -34,8 +34,7 @@ void lend_computing_threads(int cores) {
 std::vector<uint64_t> bytes_of_threads() {
   std::vector<uint64_t> result;
   for (const auto& bytes : bytes_of) {
-    if (bytes.count == 0) break;
-    result.push_back(bytes.count);
+    if (bytes.count > 0) result.push_back(bytes.count);
   }
   return result;
 }
@@ -51,8 +50,8 @@ int lent() {
 
 int available() { return cores_of_rank > 1 && pthread_self() == computing && !at::in_parallel_region() ? lent() : 1; }
 
-// OpenMP's threads spin after an operator, so they join at once; on their cores, a thread of our own would wait for a time
-// slice (tests/backends/ccl/shared_memory/pools.cpp). Like torch's operators, this returns when all have their core again.
+// OpenMP's threads spin after an operator, so they join at once. Threads of another pool would wait for a time slice on
+// their cores (tests/backends/ccl/shared_memory/pools.cpp). Like torch's operators, run() waits for the last thread.
 void run(int threads, const std::function<void(int)>& body) {
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) body(static_cast<int>(thread));

@@ -1,4 +1,4 @@
-// The threads of torch's own pool, lent to the transports.
+// Lends the threads of torch's own pool to the transports.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 
 namespace cpudist {
 
-// Lends the calling thread's pool from now on, where each of its threads has one of this rank's `cores` for itself.
+// Lends the calling thread's pool from now on, unless the pool has more threads than this rank has `cores`.
 void lend_computing_threads(int cores);
 
-// Bytes of each thread in calls that several threads carried.
+// Bytes that each thread has carried in calls divided among several threads.
 std::vector<uint64_t> bytes_of_threads();
 
 }  // namespace cpudist

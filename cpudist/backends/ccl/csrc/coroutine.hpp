@@ -9,11 +9,11 @@
 
 namespace cpudist {
 
-// The operand of co_await, for which a coroutine waits; it lives in the coroutine's frame.
+// A condition that a coroutine waits for with co_await; the object lives in the coroutine's frame.
 class Condition {
  public:
   virtual bool holds() = 0;
-  // The rank that it waits for; -1: none in particular. Called when it does not hold.
+  // The rank that the condition depends on; -1 if no particular one. Called only while the condition does not hold.
   virtual int awaited_rank() { return -1; }
 
  protected:
@@ -25,7 +25,7 @@ class Coroutine {
   struct promise_type;
   using Handle = std::coroutine_handle<promise_type>;
 
-  // co_await always stops, so that one resumption does a bounded amount of work.
+  // co_await always suspends the coroutine, so that one resumption does a bounded amount of work.
   struct Stop {
     Condition& condition;
     bool await_ready() const noexcept { return false; }
@@ -57,7 +57,7 @@ class Coroutine {
     return awaited == nullptr || awaited->holds();
   }
   void resume() const { handle_.resume(); }
-  // The rank that it waits for, or -1. Called when it cannot be resumed.
+  // The rank that the coroutine waits for, or -1. Called only while the coroutine cannot be resumed.
   int awaited_rank() const { return handle_.promise().awaited->awaited_rank(); }
 
  private:
@@ -65,7 +65,7 @@ class Coroutine {
   Handle handle_;
 };
 
-// Numbers that are given to callers and come up in the same order.
+// Queue numbers: callers get them in rising order, and are served in the same order.
 struct Turns {
   uint64_t given = 0;
   uint64_t done = 0;
@@ -81,12 +81,12 @@ class Turn final : public Condition {
   const uint64_t number_;
 };
 
-// When a request that waits should find out why: about once a second.
+// Limits how often a waiting request looks for the cause of the wait: about once a second.
 class Watch {
  public:
   void moved() { idle_ = 0; }
 
-  // To be asked at each test in which nothing has moved.
+  // Returns whether to look now. To be called in each test in which nothing has moved.
   bool due() {
     if (++idle_ % kIdleTests != 0) return false;
     const auto now = Clock::now();
@@ -97,7 +97,7 @@ class Watch {
   }
 
  private:
-  static constexpr int kIdleTests = 64;  // between two looks at the clock
+  static constexpr int kIdleTests = 64;  // tests between two readings of the clock
   static constexpr std::chrono::seconds kInterval{1};
 
   int idle_ = 0;

@@ -8,7 +8,7 @@
 
 namespace cpudist {
 
-// Nothing for a type that transports do not reduce.
+// Returns nothing for a type that transports cannot reduce.
 static std::optional<DataType> own_type(at::ScalarType type) {
   switch (type) {
     case at::kDouble: return DataType::kFloat64;

@@ -8,10 +8,10 @@
 
 namespace cpudist {
 
-// For calls that only move data: the tensor's own type, or an integer of its width where kTypes lacks it.
+// The type for calls that only move data: the tensor's own or, if kTypes lacks it, an integer type of its width.
 DataType carrier(const at::Tensor& tensor);
 
-// Elements of type carrier() in the tensor; a complex128 is two int64.
+// Number of elements of type carrier() in the tensor; a complex128 counts as two elements of 8 bytes.
 size_t carrier_count(const at::Tensor& tensor);
 
 // Throws TypeError for types that cannot be reduced.

@@ -10,7 +10,7 @@ namespace cpudist {
 
 namespace {
 
-// Follows the flags of each rank. oneCCL takes any collective of a rank that has not left for the one that exchanges flags.
+// Follows each rank's flags, to detect a peer that makes another collective, which oneCCL matches with this one.
 constexpr char kMark[] = "left";
 
 // Ends the process: the other rank has a wrong result, and no caller waits for this work.
@@ -59,7 +59,7 @@ Progress DisconnectWork::advance() {
       if (flags[call().rank]) listeners_.push_back(static_cast<int>(r));
     }
   }
-  // The last message follows the unsent ones to them.
+  // The empty message to a listener follows all earlier messages to that rank.
   std::erase_if(listeners_, [&](int listener) {
     if (!matcher.senders(listener).empty()) return false;
     notices_.push_back(endpoint_->transport().send(&header_, sizeof header_, listener));

@@ -1,4 +1,4 @@
-// The last work of a group: completes the posted receives whose messages do not come.
+// The last work of a group: completes the posted receives whose messages never come.
 #pragma once
 
 #include "endpoint.hpp"
@@ -6,9 +6,9 @@
 
 namespace cpudist {
 
-// A receive from any source posts a receive to every rank, and all but one stay posted after a message has come. A
+// A receive from any source posts a receive from every rank, and all but one stay posted after the message has come. A
 // transport with posted receives cannot be freed, and MPI reports a rank that ends without freeing it as crashed. So
-// each rank tells all others to which ranks it listens, and those send it an empty message.
+// each rank tells all others from which ranks it has posted receives, and those ranks send it an empty message.
 class DisconnectWork final : public AsyncWork {
  public:
   DisconnectWork(Call call, std::shared_ptr<Endpoint> endpoint);
@@ -16,7 +16,7 @@ class DisconnectWork final : public AsyncWork {
   Progress advance() override;
 
  private:
-  std::vector<char> flags_;  // of each rank: whether it listens to rank 0, 1, ..., and a mark
+  std::vector<char> flags_;  // per rank: whether it has a receive posted from rank 0, 1, ...; then kMark
   RequestPtr all_gather_;
   std::vector<int> listeners_;  // ranks that wait for this rank's last message
   Header header_;

@@ -1,4 +1,4 @@
-// Shared state of all works of one group: its transport, and its tagged messages.
+// State that all works of one group share: the group's transport and its tagged messages.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace cpudist {
 class Endpoint {
  public:
   Endpoint(TransportPtr transport, int rank, int size);
-  // Does not free the transport where a peer may still write to its memory.
+  // Does not free the transport if a peer may still write to the transport's memory.
   ~Endpoint();
 
   // Refuses further works and never frees the transport, because freeing it may need the peers.

@@ -56,15 +56,15 @@ void Engine::submit(const AsyncWorkPtr& work, bool background) {
   check_value(!work->endpoint_->aborted(), work->call().name, ": the group has been aborted; make a new one");
   work->start();
   in_flight_.push_back(work);
-  // The new one first: the others take longer, and peers may wait for this one only. A thread that polls does the
-  // others' part.
+  // Advance the new work first: the other works take longer, and peers may wait for this one only. If another thread
+  // polls, that thread advances the others.
   progress_from(std::prev(in_flight_.end()), finished);
   if (poller_ == kNobody) progress(finished);
   if (background) call_thread();
   announce(lock, finished);
 }
 
-// Advances these works and those that were started later; returns whether something has moved.
+// Advances the works from `it` to the newest; returns whether something has moved.
 bool Engine::progress_from(Works::iterator it, Finished& finished) {
   const kernels::DefaultFloatingPoint floating_point;
   bool moved = false;
@@ -89,8 +89,8 @@ bool Engine::progress_from(Works::iterator it, Finished& finished) {
   return moved;
 }
 
-// Announces these works. Those with a future go to a thread of the engine: a callback may wait for other works, or for a
-// lock that this thread holds. Threads that wait for these works get the core: this thread might keep it for a time slice.
+// Announces these works. A thread of the engine announces those with a future: a callback may wait for other works, or
+// for a lock that this thread holds. Then yields to the works' waiters, whose core this thread might otherwise keep.
 void Engine::announce(Lock& lock, Finished& finished) {
   if (finished.empty()) return;
   const auto futures =
@@ -152,18 +152,18 @@ void Engine::close() {
   const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
-  if (usable()) abandon_all("the process is ending; wait for its calls before that", finished);
+  if (usable()) abandon_all("the process is ending; wait for all calls before it ends", finished);
   announce(lock, finished);
   auto threads = std::move(threads_);
   lock.unlock();
   for (auto& thread : threads) thread.join();
 }
 
-// Works that no thread waits for in wait(), which checks the deadline itself.
+// Fails all works if one is overdue. This is for works without a thread in wait(), which checks the deadline itself.
 void Engine::expire_overdue(Finished& finished) {
   const auto now = Clock::now();
   for (const auto& work : in_flight_) {
-    // A message may be posted for long, such as the receive of a server that has other work meanwhile.
+    // A send or receive may be posted for long, such as the receive of a server that does other work meanwhile.
     const bool awaited = work->future_ || !work->call().peer;
     if (awaited && work->overdue(now)) return expire(*work, work->started(), finished);
   }

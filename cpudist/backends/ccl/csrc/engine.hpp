@@ -1,11 +1,10 @@
 // The progress engine: all calls of a process into its transports go through it.
 //
 // Transports have no threads: messages move only while a thread polls. The engine keeps the works in flight and lets
-// one thread at a time advance all of them: a thread that waits for a work, one that asks whether a work is complete,
-// and a thread of the engine. Where a rank has a core to spare, the engine's thread polls all the time. Elsewhere it
-// would take the core from the computing threads, so it sleeps between polls, and polls only while no other thread
-// does. That is enough for peers that wait while this rank loads data or saves a file, and for a network, where the
-// kernel sends.
+// one thread at a time advance all of them: a thread that waits for a work or asks whether a work is complete, or a
+// thread of the engine. The engine's thread polls while works are in flight and no other thread waits for a work. Where
+// a rank has no core to spare, it sleeps between polls, because it would take the core from the computing threads. This
+// is enough for peers that wait while this rank loads data or saves a file, and for a network, where the kernel sends.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@ namespace cpudist {
 struct PendingCall {
   Call call;
   size_t bytes;                    // of the tensors that receive the result
-  std::optional<at::Tensor> like;  // the first of them
+  std::optional<at::Tensor> like;  // the first of them: its type and shape are reported
   double seconds;                  // since it was called
 
   PendingCall(AsyncWork& work, Clock::time_point now);
@@ -40,8 +39,8 @@ class Engine {
  public:
   static Engine& get();
 
-  // Starts the thread. `polls`: this rank has a core to spare for it. `nap`: how long it sleeps where it has none and no
-  // work has a future. Later calls have no effect.
+  // Starts the engine's thread. `polls`: this rank has a core to spare for the thread. `nap`: the thread's sleep
+  // between two polls if it has no such core and no work has a future. Later calls have no effect.
   void start_thread(bool polls, Milliseconds nap);
   bool polls() const { return polls_.load(std::memory_order_relaxed); }
 
@@ -52,11 +51,11 @@ class Engine {
   // Advances all works until this one is done. kNoTimeout: the work's own timeout.
   void wait(AsyncWork& work, Milliseconds timeout);
 
-  // Advances all works by one step, and fails `work` if it is not done at its deadline.
+  // Advances all works by one step. If `work` has missed its deadline, all works in flight fail.
   void poll(AsyncWork* work = nullptr);
 
-  // Returns a future that completes with the work. A future's own wait() does not poll: the engine's thread does. Where
-  // that one sleeps between polls, this polls for DDP, see kPatience.
+  // Returns a future that completes with the work. A future's own wait() does not poll: the engine's thread does. If
+  // that thread sleeps between polls, this function polls for a while during a backward pass (DDP), see kPatience.
   c10::intrusive_ptr<c10::ivalue::Future> future_of(AsyncWork& work);
 
   // Runs a function that blocks inside a transport (creating or freeing one) while no other thread uses transports.
@@ -68,7 +67,7 @@ class Engine {
     return function();
   }
 
-  // The same for a function that returns whether it did its work. Returns false where transports are out of use.
+  // The same for a function that returns whether it did its work. Returns false if transports are out of use.
   template <typename Function>
   bool exclusively_if_usable(Function&& function) {
     const WithoutGil without_gil;
@@ -80,24 +79,24 @@ class Engine {
   // receive a message; kNoTimeout: each work's own timeout.
   void drain(Milliseconds limit);
 
-  // Fails the group's works in flight. A transport cannot cancel a call, so if there are any, communication is out of
-  // use in this process afterwards.
+  // Has an effect only if the group has works in flight: then fails all works of this process and takes communication
+  // out of use, because a transport cannot cancel a call.
   void abort(const GroupState& group);
 
-  // Called at interpreter exit: no call enters a transport afterwards, and no buffer in use is released.
+  // Called at interpreter exit: no call enters a transport afterwards, and no buffer that a transport uses is released.
   void close();
 
-  // False after a timeout, an error inside a transport, close() or fork(). Transports are not used or freed then.
+  // False after a timeout, a transport's error, abort(), close() or fork(). Transports are not used or freed then.
   bool usable() const { return !out_of_use_.load(std::memory_order_acquire); }
 
   // Adds a group to the snapshots until it is destroyed.
   void add(const std::shared_ptr<GroupState>& group);
 
-  // Returns what this rank is communicating, or nothing when a call blocks inside a transport for longer than `limit`,
-  // such as the creation of a group.
+  // Returns what this rank is communicating, or nothing if a call, such as the creation of a group, blocks inside a
+  // transport for longer than `limit`.
   std::optional<Snapshot> snapshot(Milliseconds limit);
 
-  // Returns for how many seconds threads of this process have waited for works.
+  // Returns the seconds that threads of this process have spent waiting for works.
   double blocked_seconds() const { return static_cast<double>(blocked_ns_.load()) * 1e-9; }
 
  private:
@@ -138,11 +137,11 @@ class Engine {
   std::atomic<bool> out_of_use_{false};
   std::atomic<int64_t> blocked_ns_{0};
 
-  // The threads in wait(). The last one polls, so that the engine's thread need not. The others sleep until their work
-  // is done or no thread polls: threads that poll by turns would take the core from each other.
+  // Number of threads that wait. The last one to enter wait() polls, so that the engine's thread need not. The others
+  // sleep until their work is done or no thread polls: threads that poll by turns would take the core from each other.
   int waiting_ = 0;
   int sleepers_ = 0;
-  int handing_over_ = 0;  // threads that have yielded the core to waiters of the works that they have completed
+  int handing_over_ = 0;  // threads that yield the core to the waiters of works that they have completed
   static inline const std::thread::id kNobody;
   std::thread::id poller_ = kNobody;
   std::thread::id last_poller_ = kNobody;
@@ -155,7 +154,7 @@ class Engine {
   bool started_ = false;
   bool thread_polls_ = false;
   int idle_threads_ = 0;
-  bool hurry_ = false;  // a work has a future that it had not when the thread fell asleep
+  bool hurry_ = false;  // a work has got a future since the thread fell asleep
   std::condition_variable_any wake_;
   std::list<std::thread> threads_;
 };

@@ -13,8 +13,8 @@ namespace cpudist {
 
 namespace {
 
-// While a work has a future. Beside computing threads a look takes their core, and in this time a link of 1 Gbit/s sends
-// 250 KB, which the kernel's buffers hold.
+// Sleep between polls while a work has a future. It is longer while other threads compute, because a poll takes their
+// core: in 2 ms a link of 1 Gbit/s sends 250 KB, which the kernel's buffers hold.
 constexpr Milliseconds kNapBesideComputing{2};
 constexpr std::chrono::microseconds kShortNap{100};
 
@@ -85,7 +85,7 @@ void Engine::run() {
     } else {
       auto work = std::move(with_future_.front());
       with_future_.pop_front();
-      call_thread();  // the callbacks may wait for other works, and for their futures
+      call_thread();  // its callbacks may wait for other works, and for their futures
       lock.unlock();
       work->announce();
       work.reset();  // without the lock, because freeing a tensor may need the GIL

@@ -13,13 +13,13 @@ namespace cpudist {
 
 namespace {
 
-// For this time after another thread has polled, a thread that polls yields its core after each step. Otherwise it would
-// not pause while messages move, and another thread on its core would wait for the end of a time slice.
+// A thread that takes over polling from another thread yields its core after each step for this time. Otherwise it
+// would not pause while messages move, and the other thread on its core would wait for the end of a time slice.
 constexpr Milliseconds kShared{1};
 
-// How long a backward pass waits for the future of a call inside a machine, after something has moved last. DDP asks
-// for one when all ranks have come to the same bucket, and all the threads that compute then carry it. The engine's
-// thread would carry it alone, beside them.
+// How long future_of() polls in a backward pass for a call inside a machine, counted from the last progress. DDP asks
+// for a future when all ranks have come to the same bucket. If future_of() polls, all computing threads carry the
+// bucket. The engine's thread would carry it alone, and compete with them for the cores.
 constexpr Milliseconds kPatience{100};
 
 }  // namespace
@@ -49,7 +49,7 @@ void Engine::wait(AsyncWork& work, Milliseconds timeout) {
   if (!work.done()) check_usable();
 }
 
-// Returns also when another work is finished, whose thread must be told, and when another thread has begun to poll.
+// Returns also when another work has finished, because its waiter must be notified, or when another thread polls.
 void Engine::poll_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline, Finished& finished) {
   Backoff backoff;
   const auto self = poller_ = std::this_thread::get_id();
@@ -88,7 +88,7 @@ void Engine::yield(Lock& lock) {
   lock.lock();
 }
 
-// Advances all works while `goes_on(last)` holds; `last`: when something has moved last.
+// Advances all works while `goes_on(last)` holds; `last` is the time of the last progress.
 template <typename Condition>
 void Engine::poll_while(Condition goes_on) {
   const WithoutGil without_gil;

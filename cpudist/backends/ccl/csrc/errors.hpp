@@ -30,7 +30,7 @@ void check_value(bool condition, const Parts&... parts) {
     value_error(parts...);
 }
 
-// TypeError: a tensor of a kind or an element type that cannot be used.
+// TypeError: an object of another class, or a tensor whose device, layout or element type is not supported.
 template <typename... Parts>
 void check_type(bool condition, const Parts&... parts) {
   if (!condition) [[unlikely]]

@@ -6,7 +6,7 @@
 
 namespace cpudist {
 
-// std::mutex lets a thread that unlocks and locks again in a loop, as a thread that polls does, shut out all others.
+// With std::mutex, a thread that polls (it unlocks and locks again in a loop) can shut out all other threads.
 class FairMutex {
  public:
   void lock() {
@@ -22,7 +22,7 @@ class FairMutex {
   void unlock() {
     const uint32_t serving = serving_.load(std::memory_order_relaxed) + 1;
     serving_.store(serving);
-    if (next_.load() != serving) serving_.notify_all();  // in this order: a thread that asks now is seen, or sees it
+    if (next_.load() != serving) serving_.notify_all();  // store, then load: a thread that now asks is seen, or sees it
   }
 
  private:

@@ -1,5 +1,5 @@
-// Releasing Python's lock (GIL). A thread that waits for the engine's lock must not hold it, because the thread that
-// holds the engine's lock may need it.
+// Releases Python's global lock (GIL). A thread must not hold the GIL while it waits for the engine's lock, because the
+// thread that holds the engine's lock may need the GIL.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace cpudist {
 
-// Releases the GIL for its lifetime if this thread holds it. torch holds it in some calls and not in others.
+// Releases the GIL for its lifetime if this thread holds it. Some of torch's calls into the backend hold the GIL.
 class WithoutGil {
  public:
   WithoutGil() {

@@ -47,7 +47,7 @@ struct PieceShares {
 // Works piece by piece, so that one piece crosses the network while another is reduced.
 //
 // Each transport must see the same order of calls on all its ranks, although pieces become ready at different times on
-// different ranks. So the order is fixed: inside, the reduce_scatters of the first kAhead pieces, then in turn the
+// different ranks. So the order is fixed: inside, the reduce_scatters of the first kAhead pieces, then alternately the
 // allgather of a piece and the reduce_scatter of the piece kAhead later; across, piece by piece.
 class Hierarchy::Allreduce final : public Request {
  public:
@@ -83,7 +83,7 @@ class Hierarchy::Allreduce final : public Request {
     Stage stage = Stage::kReduceScatter;
   };
 
-  // Makes the calls inside the machine that are next in the order and possible; returns whether it made any.
+  // Makes the next calls of the fixed order inside the machine, as far as possible; returns whether it made any.
   bool call_inside() {
     bool moved = false;
     for (; gathered_ < pieces_.size(); moved = true) {

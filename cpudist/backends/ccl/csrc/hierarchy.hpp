@@ -1,4 +1,4 @@
-// Allreduces of ranks on several machines: shared memory inside each machine and oneCCL across them.
+// Allreduces of ranks on several machines: shared memory inside each machine, and oneCCL or MPI across them.
 #pragma once
 
 #include <deque>
@@ -9,7 +9,7 @@ namespace cpudist {
 
 // The place of a rank in its group. The ranks of a machine are numbered by their order in the group.
 struct Placement {
-  // nodes[r]: the machine of rank r, by any number.
+  // nodes[r]: a number that identifies the machine of rank r.
   Placement(const std::vector<int>& nodes, int rank);
 
   int node;  // this rank's machine, counted from 0
@@ -19,20 +19,20 @@ struct Placement {
   bool even;       // every machine has equally many ranks
 };
 
-// Reduces inside each machine before it sends across machines: the ranks of a machine reduce_scatter, each reduces its
-// share with the ranks of the same number on the other machines, then they allgather.
+// Reduces inside each machine before it sends across machines: the ranks of a machine reduce_scatter, each allreduces
+// its share with the ranks of the same local number on the other machines, then they allgather.
 class Hierarchy {
  public:
-  // `inside` connects the ranks of this machine, `across` those of the same number on every machine. Machines have
-  // equally many ranks.
+  // `inside` connects the ranks of this machine, `across` the ranks of the same local number on all machines. All
+  // machines have equally many ranks.
   Hierarchy(TransportPtr inside, TransportPtr across, const Placement& placement);
 
-  // False for averages of integers, which would be rounded twice.
+  // Whether the hierarchy supports a reduction: not averages of integers, which would be rounded twice.
   static bool takes(DataType type, Reduction reduction) {
     return !is_integer(type) || reduction != Reduction::kAverage;
   }
 
-  // These are a transport's; `residual` may be null, and is for averages of float32.
+  // The arguments are those of a transport. `residual` may be null, and is used for averages of float32 only.
   RequestPtr allreduce(const void* input, void* output, float* residual, size_t count, DataType type,
                        Reduction reduction);
 
@@ -46,8 +46,8 @@ class Hierarchy {
   std::deque<const Request*> order_;  // requests that still have calls to make, oldest first
 };
 
-// A transport between machines. Its allreduces go through a hierarchy where there is one that can do them, or cross the
-// network in another format.
+// A transport between machines. Its allreduces go through the hierarchy if there is one that supports them, otherwise
+// straight across the network, in the wire's format where that pays.
 class AcrossMachines : public Transport {
  public:
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) final;

@@ -31,8 +31,8 @@ cpudist::Wire wire_of(const std::string& name) {
 }
 
 // Creates a process group; all its ranks call this. `store` belongs to this group alone. nodes[r]: the machine of rank
-// r. `mpi`: MPI instead of oneCCL. `wire`: how its allreduces of float32 cross the network, "float32", "bf16" or "int8".
-// `round_bytes` and `mpi_slots`: see Group.
+// r. `mpi`: MPI instead of oneCCL. `wire`: how the group's allreduces of float32 cross the network, "float32", "bf16"
+// or "int8". `round_bytes` and `mpi_slots`: see Group.
 c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, const std::vector<int>& nodes,
                                                double timeout_seconds, const std::string& name, bool shared_memory,
                                                bool mpi, const std::string& wire, size_t round_bytes,
@@ -68,16 +68,16 @@ void set_timeout(const c10::intrusive_ptr<Backend>& group, double seconds) {
   }
 }
 
-// Averages a tensor over a ccl group, which keeps the error of its wire in `residual`; returns the work.
+// Averages a tensor over a ccl group and keeps the rounding errors of its wire in `residual`; returns the work.
 c10::intrusive_ptr<c10d::Work> allreduce_with_residual(const c10::intrusive_ptr<c10d::Backend>& group,
                                                        const at::Tensor& tensor, const at::Tensor& residual) {
   return our_group(group).allreduce_with_residual(tensor, residual);
 }
 
-// Returns the bytes of the allreduces that crossed the network in another format, and their bytes in that format.
+// Returns the bytes of allreduces that crossed the network in another format: as float32, and in that format.
 py::tuple converted() { return py::make_tuple(cpudist::converted_from.load(), cpudist::converted_to.load()); }
 
-// Returns {transport: (calls, bytes)}, of the transports that were used.
+// Returns {transport: (calls, bytes)} for the transports that were used.
 py::dict traffic() {
   py::dict result;
   const auto add = [&](const char* transport, const cpudist::Traffic& carried) {

@@ -1,4 +1,4 @@
-// Collectives as pieces, each a coroutine. The pieces of a group start in one order, the same on all ranks.
+// Collectives in pieces, each of which is a coroutine. All pieces of a group start in the same order on all ranks.
 #pragma once
 
 #include <deque>
@@ -10,13 +10,13 @@
 
 namespace cpudist {
 
-// The order in which the calls of a group start, a piece each, and those that are in flight.
+// The order in which a group's calls start (each piece is a call), and the calls that are in flight.
 class CallOrder {
  public:
-  // `most`: calls in flight. Call n starts only when call n - `span` is complete, and all before it.
+  // At most `most` calls are in flight. Call n starts only when call n - `span` and all calls before it are complete.
   explicit CallOrder(size_t most, uint64_t span = std::numeric_limits<uint64_t>::max()) : most_(most), span_(span) {}
 
-  // Between these two no call starts, because the one that has started last has more to send.
+  // No call starts between hold() and release(), because the call that started last has more messages to start.
   void hold() { held_ = true; }
   void release() { held_ = false; }
 
@@ -55,7 +55,7 @@ class Task final : public Request {
   Coroutine work_;
 };
 
-// A collective as one or more pieces; start(piece, number) begins one, which is the call of this number in the group.
+// A collective in pieces; start(piece, number) begins a piece, which is the call of this number in the group.
 class Pieces final : public Request {
  public:
   using Start = std::function<Coroutine(size_t piece, uint64_t number)>;

@@ -17,7 +17,7 @@ class ProcessGroupCcl final : public c10d::Backend {
   const std::string getBackendName() const override { return "ccl"; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  void setTimeout(Milliseconds timeout) { timeout_ = timeout; }  // a virtual function from torch 2.9 on, as the next
+  void setTimeout(Milliseconds timeout) { timeout_ = timeout; }  // virtual from torch 2.9 on, like the next one
   c10::intrusive_ptr<Options> getBackendOptions() { return c10::make_intrusive<Options>("ccl", timeout_); }
   c10d::ErrorType getError() override;
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
@@ -25,8 +25,8 @@ class ProcessGroupCcl final : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  // Averages one tensor with error feedback: `residual`, which is like the tensor, keeps the errors of the wire's
-  // format.
+  // Averages one tensor with error feedback: `residual`, of the same size and type, keeps the rounding errors of the
+  // wire's format.
   WorkPtr allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual);
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
@@ -54,9 +54,9 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  // Begins to shut the group down, on all its ranks; Engine::drain() completes that.
+  // Begins to shut the group down; all its ranks call this. Engine::drain() completes the shutdown.
   void shutdown() override;
-  // Ends the group on this rank alone and fails its works in flight. Does not wait for other ranks.
+  // Ends the group on this rank alone, without waiting for other ranks, and fails works as Engine::abort() does.
   void abort() override;
 
  private:

@@ -8,7 +8,7 @@ namespace cpudist {
 
 using c10d::OpType;
 
-// The list of a gather's or scatter's root; empty tensors on other ranks.
+// Returns the tensor list on the root of a gather or scatter, and a list of empty tensors on other ranks.
 static Tensors list_of_root(const char* name, const std::vector<Tensors>& lists, int rank, int size,
                             const at::Tensor& own, int64_t root) {
   check_root(name, root, size);
@@ -33,7 +33,7 @@ WorkPtr ProcessGroupCcl::allreduce(Tensors& tensors, const c10d::AllreduceOption
   return run(kind, std::move(schedule), tensors, tensors, options.timeout, options.asyncOp);
 }
 
-// Ranks have different numbers of elements, so they exchange those numbers first, and this waits for that.
+// Ranks may have different numbers of elements. They exchange the numbers first, and this function waits for them.
 WorkPtr ProcessGroupCcl::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Kind kind{"all_reduce", OpType::ALLREDUCE, "ccl:all_reduce"};
   auto& tensor = tensors.front();

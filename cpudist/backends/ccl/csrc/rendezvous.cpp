@@ -13,7 +13,7 @@ bool Group::on_one_node() const {
 
 namespace {
 
-// Waits for a key; nothing after the deadline.
+// Waits for a key and returns its value, or nothing after the deadline.
 std::optional<std::string> wait_for(KeyValueStore& store, const std::string& key, Clock::time_point deadline) {
   for (auto pause = std::chrono::microseconds(100);; pause = std::min(2 * pause, std::chrono::microseconds(50'000))) {
     if (auto found = store.get(key)) return found;
@@ -49,14 +49,14 @@ uint64_t random_number() {
   return number;
 }
 
-// Rank 0 reads every rank's value and publishes all of them under one key, so each other rank makes two requests.
+// Rank 0 reads every rank's value and publishes all under one key, so each other rank sets one key and reads one.
 std::vector<std::string> all_gather(const Group& group, const std::string& key, const std::string& value) {
   const auto name = [&](int rank) { return key + "/" + std::to_string(rank); };
   const auto everything = key + "/all";
   const auto deadline = Clock::now() + group.timeout;
   const auto missing = [&](int rank) {
     return TransportError("rank " + std::to_string(group.rank) + " still waits for rank " + std::to_string(rank) +
-                          " of " + std::to_string(group.size) + " to share '" + key + "'; look at its output");
+                          " of " + std::to_string(group.size) + " to share '" + key + "'; look at that rank's output");
   };
   auto& store = *group.store;
   if (group.rank == 0) {

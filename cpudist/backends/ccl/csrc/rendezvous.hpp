@@ -19,7 +19,7 @@ class KeyValueStore {
   virtual std::optional<std::string> get(const std::string& key) = 0;
 };
 
-// The keys of a store that begin with a prefix.
+// The part of a store in which all keys begin with a prefix.
 class PrefixStore final : public KeyValueStore {
  public:
   PrefixStore(KeyValueStore* store, std::string prefix) : store_(store), prefix_(std::move(prefix) + "/") {}
@@ -39,18 +39,18 @@ struct Group {
   Milliseconds timeout;        // of the rendezvous
   KeyValueStore* store;        // of this group alone; used while the transport is created, never afterwards
   Wire wire = Wire::kFloat32;  // how allreduces of float32 cross the network
-  // Bytes that oneCCL is given at once, of a message or of a rank's part of an alltoall: MPI counts in 32 bits.
+  // Most bytes of a message, or of a rank's part of an alltoall, in one call of oneCCL or MPI: MPI counts in 32 bits.
   size_t round_bytes = size_t{1} << 30;
-  // Calls of the group that have different tags over MPI, at most 15.
+  // Number of successive calls of the group that have different tags over MPI, at most 15.
   size_t mpi_slots = 15;
 
   bool on_one_node() const;
 };
 
-// A number that no other process draws. Throws std::runtime_error.
+// Returns a random 64-bit number, which no other process is likely to draw. Throws std::runtime_error.
 uint64_t random_number();
 
-// Publishes this rank's value and returns every rank's, by rank. A key can be used once per store.
+// Publishes this rank's value and returns the values of all ranks in their order. A key can be used once per store.
 // Throws TransportError, which names the missing rank, after the group's timeout.
 std::vector<std::string> all_gather(const Group& group, const std::string& key, const std::string& value);
 

@@ -11,7 +11,7 @@ namespace cpudist {
 struct Schedule {
   std::vector<std::function<RequestPtr(Transport&)>> calls;
   std::vector<std::function<void()>> finish;  // copy results to the caller's tensors
-  std::vector<at::Tensor> buffers;            // the transport's buffers; kept until all calls are complete
+  std::vector<at::Tensor> buffers;            // memory that the transport uses; kept until all calls are complete
 };
 
 class CollectiveWork final : public AsyncWork {

@@ -13,22 +13,22 @@ using c10d::ReduceOp;
 void barrier(Schedule& schedule);
 void broadcast(Schedule& schedule, const at::Tensor& tensor, int rank, int root);
 void allreduce(Schedule& schedule, const at::Tensor& tensor, const ReduceOp& op);
-// The average of a contiguous float32 tensor; see Transport::allreduce_with_residual. `residual` is like it.
+// The average of a contiguous float32 tensor; see Transport::allreduce_with_residual. `residual` has its size and type.
 void allreduce_with_residual(Schedule& schedule, const at::Tensor& tensor, const at::Tensor& residual);
 void reduce(Schedule& schedule, const at::Tensor& tensor, const ReduceOp& op, int rank, int root);
 
-// The allreduce of each tensor. Small ones that follow each other and have one type are packed into one message.
+// An allreduce of each tensor. Adjacent small tensors of the same type are packed into one message.
 void allreduce_all(Schedule& schedule, const Tensors& tensors, const ReduceOp& op);
 
 // Allocates int64[size][2 + sparse dimensions + dense dimensions] and fills each row with this rank's number of
-// elements, its number of sparse dimensions, and its shape. An all_gather then makes row r that of rank r.
+// elements, its number of sparse dimensions, and its shape. An all_gather then replaces row r by rank r's row.
 at::Tensor sparse_layout(const at::Tensor& input, int size);
 
 // `tensor` receives the sum of every rank's `input`, coalesced. Throws ValueError where shapes differ.
 void sum_sparse(Schedule& schedule, const at::Tensor& tensor, const at::Tensor& input, const at::Tensor& layout,
                 int rank);
 
-// Whether the ranks' sizes are equal or agreed already, or each rank has been given all sizes by its own caller.
+// kAgreed: all ranks know the same sizes. kGiven: each rank has all sizes from its own caller, so they may differ.
 enum class Sizes { kAgreed, kGiven };
 
 // outputs[r] receives rank r's input; sizes may differ from rank to rank.
@@ -39,7 +39,7 @@ void allgather(Schedule& schedule, const Tensors& outputs, const at::Tensor& inp
 void reduce_scatter(Schedule& schedule, const at::Tensor& output, const Tensors& inputs, const ReduceOp& op, int rank,
                     Sizes sizes = Sizes::kAgreed);
 
-// inputs[r] goes to rank r and outputs[r] comes from it; one type, any sizes. Gather and scatter use empty tensors.
+// inputs[r] goes to rank r and outputs[r] comes from it; one type, any sizes. Gather and scatter pass empty tensors.
 void alltoall(Schedule& schedule, const Tensors& outputs, const Tensors& inputs);
 
 }  // namespace cpudist::schedules

@@ -72,8 +72,8 @@ bool RecvWork::accepts(int source, int64_t tag) const {
 void RecvWork::fail(int64_t bytes) {
   failure_ = std::make_exception_ptr(
       std::runtime_error("ccl: " + call().describe() + ": the message from rank " + std::to_string(source_) + " (tag " +
-                         std::to_string(tag_) + ") has " + std::to_string(bytes) + " bytes, the tensor to receive it " +
-                         std::to_string(this->bytes()) + "; receive it into one as large"));
+                         std::to_string(tag_) + ") has " + std::to_string(bytes) + " bytes, but its tensor " +
+                         std::to_string(this->bytes()) + "; receive it into a tensor of that size"));
 }
 
 TagMatcher::TagMatcher(Transport& transport, int rank, int size)
@@ -107,7 +107,7 @@ bool TagMatcher::progress() {
   return moved;
 }
 
-// Advances one peer's incoming without waiting; returns whether something has moved.
+// Advances the messages from one peer without waiting; returns whether something has moved.
 bool TagMatcher::read(int source) {
   auto& incoming = incoming_[source];
   using State = Incoming::State;
@@ -139,8 +139,8 @@ bool TagMatcher::read(int source) {
   }
 }
 
-// Starts to read the message whose header has come: into its receiver's buffer, or into a new one if a receiver waits
-// for a later message. Otherwise the message stays with its sender.
+// Starts to read the message whose header has arrived, into the buffer of the matching receiver. A message of another
+// size, or one ahead of the message that a receiver waits for, goes to a new buffer. Others stay with their sender.
 void TagMatcher::place(int source) {
   auto& incoming = incoming_[source];
   const auto bytes = incoming.header.bytes;
@@ -168,7 +168,7 @@ void TagMatcher::deliver(int source) {
     receiver->arrived_ = true;
   } else {
     incoming.unexpected.push_back({incoming.header, std::move(incoming.body)});
-    // A receive that asked for it while it was being read is in the queue already.
+    // A matching receive that was posted while the message was being read is in the queue already.
     if (auto* late = match_posted(source, incoming.header.tag)) post(*late);
   }
   incoming.receiver = nullptr;
@@ -176,7 +176,7 @@ void TagMatcher::deliver(int source) {
   incoming.state = Incoming::State::kIdle;
 }
 
-// Removes the first receiver of a message from the queue and returns it; nullptr if there is none.
+// Removes the first receiver that accepts the message from the queue and returns it; nullptr if none accepts it.
 RecvWork* TagMatcher::match_posted(int source, int64_t tag) {
   const auto found = std::find_if(posted_.begin(), posted_.end(),
                                   [&](const RecvWork* receiver) { return receiver->accepts(source, tag); });

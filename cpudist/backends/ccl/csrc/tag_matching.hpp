@@ -1,9 +1,9 @@
-// Point-to-point messages with tags, over a transport's send and recv, which have none.
+// Point-to-point messages with tags. The transport's send and recv, which carry them, have no tags.
 //
 // Each message is sent as a header (tag, size) and, unless it is empty, its bytes. Messages between two ranks keep
 // their order, so a receiver reads header after header from a peer, and stores unexpected messages: those that no
-// posted receive matches. So receives from any source work, and a message of another size than its receive's is an
-// error instead of a buffer overrun.
+// posted receive matches. This makes receives from any source possible. A message whose size differs from that of its
+// receive is an error instead of a buffer overrun.
 #pragma once
 
 #include <deque>
@@ -19,7 +19,7 @@ namespace cpudist {
 class Endpoint;
 
 constexpr int kAnySource = -1;
-constexpr int64_t kDisconnectTag = -1;  // of the last message to a peer that still listens
+constexpr int64_t kDisconnectTag = -1;  // tag of the last message to a peer that still has a receive posted
 
 struct Header {
   int64_t tag;
@@ -70,13 +70,13 @@ class TagMatcher {
   // The sends to a peer, oldest first. One message is in flight at a time, so that they arrive in this order.
   std::deque<const SendWork*>& senders(int destination) { return senders_[destination]; }
 
-  // Gives the receiver an unexpected message, or puts it in the queue of posted receives.
+  // Gives the receiver a stored unexpected message that matches, or adds the receiver to the queue of posted receives.
   void post(RecvWork& receiver);
 
   // Reads the messages that receivers wait for; returns whether something has moved.
   bool progress();
 
-  // Whether a receive from this source, or from any, is posted with the transport.
+  // Whether a receive from this rank is posted with the transport.
   bool listens_to(int source) const { return incoming_[source].request != nullptr; }
   bool listening() const;
 
@@ -86,12 +86,12 @@ class TagMatcher {
     std::unique_ptr<char[]> bytes;
   };
 
-  // The messages from one peer: the one being read, and unexpected ones, read before a receive was posted for them.
+  // The messages from one peer: the one being read, and unexpected ones, which came before their receive was posted.
   struct Incoming {
     enum class State { kIdle, kHeader, kHeld, kBody, kClosed } state = State::kIdle;
     Header header{};
     RequestPtr request;
-    std::unique_ptr<char[]> body;  // of a message without a receiver, or with one of another size
+    std::unique_ptr<char[]> body;  // of a message that has no receiver, or a receiver of another size
     RecvWork* receiver = nullptr;  // of the message being read; nullptr: none yet
     std::list<Message> unexpected;
   };

@@ -1,4 +1,4 @@
-// How much each transport has carried for this process, over all its groups.
+// Calls and bytes that each transport has carried for this process, over all its groups.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ inline Traffic mpi_traffic;
 inline Traffic oneccl_traffic;
 inline Traffic shared_memory_traffic;
 
-// Bytes of the allreduces that crossed the network in another format: of their values, and in that format.
+// Bytes of the allreduces that crossed the network in another format than float32: as float32, and in that format.
 inline std::atomic<uint64_t> converted_from{0};
 inline std::atomic<uint64_t> converted_to{0};
 

@@ -1,7 +1,7 @@
-// The interface between c10d and what carries the bytes.
+// The interface between c10d and the transports, which carry the bytes.
 //
-// Code above it (process group, schedules, tag matching, engine) does not depend on any transport. Code below it (oneccl/,
-// shared_memory/, kernels/, hierarchy) does not depend on torch: it sees pointers, counts and the enumerations here.
+// Code above it (process group, schedules, tag matching, engine) does not depend on any transport. Code below it (mpi/,
+// oneccl/, shared_memory/, kernels/, hierarchy) does not depend on torch: it uses pointers, counts and enumerations.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace cpudist {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// Element types. All of kTypes can be moved; those that have a name here can be reduced, too.
+// Element types. All types of kTypes can be moved; those with an enumerator here can also be reduced.
 enum class DataType : uint8_t {
   kInt8,
   kUint8,
@@ -38,12 +38,12 @@ enum class DataType : uint8_t {
 };
 
 struct Type {
-  const char* name;  // torch's
+  const char* name;  // torch's name
   size_t bytes;
-  size_t parts = 1;  // elements here for one of torch's: oneCCL has no type of 16 bytes
+  size_t parts = 1;  // elements of this size per element of torch: oneCCL has no type of 16 bytes
 };
 
-// By DataType.
+// Indexed by DataType; types without an enumerator follow.
 constexpr Type kTypes[] = {
     {"int8", 1},           {"uint8", 1},       {"int16", 2},         {"int32", 4},           {"int64", 8},
     {"float16", 2},        {"bfloat16", 2},    {"float32", 4},       {"float64", 8},         {"bool", 1},
@@ -56,17 +56,17 @@ constexpr size_t size_of(DataType type) { return kTypes[static_cast<size_t>(type
 
 constexpr bool is_integer(DataType type) { return type < DataType::kFloat16 || type == DataType::kBool; }
 
-// kAverage is the sum divided by the number of ranks. Integers are divided towards zero. A float16 average of
-// representable values does not overflow in between. Bitwise reductions are for integers only.
+// kAverage is the sum divided by the number of ranks; integers are rounded towards zero. Intermediate sums of a float16
+// average do not overflow. Bitwise reductions are for integers and booleans only.
 enum class Reduction : uint8_t { kSum, kProduct, kMin, kMax, kAverage, kBitAnd, kBitOr, kBitXor };
 
-// As the root of a reduction: every rank receives the result.
+// Given as the root of a reduction: every rank receives the result.
 constexpr int kAllRanks = -1;
 
 constexpr bool is_bitwise(Reduction reduction) { return reduction >= Reduction::kBitAnd; }
 
-// The format in which float32 sums and averages cross a network. The errors depend only on the values, so all ranks get
-// the same bits.
+// The format in which float32 sums and averages cross a network. The rounding errors depend only on the values, so all
+// ranks get the same bits.
 enum class Wire : uint8_t { kFloat32, kBFloat16, kInt8 };
 
 // The transport failed, here or at a peer. It cannot be used again, because ranks may disagree about the completed
@@ -75,7 +75,7 @@ struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A rank makes another call than this one.
+// Another rank makes a different call than this rank.
 struct OtherCall : TransportError {
   OtherCall(int peer, const std::string& what) : TransportError(what), rank(peer) {}
   int rank;
@@ -92,7 +92,7 @@ inline size_t sum(const std::vector<size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), size_t{0});
 }
 
-// How much of [offset, offset + most) lies within a message of `whole`.
+// How much of [offset, offset + most) lies within a message of size `whole`.
 inline size_t part(size_t whole, size_t offset, size_t most) {
   return whole > offset ? std::min(whole - offset, most) : 0;
 }
@@ -102,11 +102,11 @@ inline std::vector<size_t> parts(std::vector<size_t> wholes, size_t offset, size
   return wholes;
 }
 
-// How many pieces of at most `most` a message of `whole` has. An empty one has one, too: ranks notice by it that they make
-// the same call.
+// Number of pieces of at most `most` in a message of size `whole`. An empty message has one piece, so that its ranks
+// can notice that they make different calls.
 inline size_t pieces_of(size_t whole, size_t most) { return std::max<size_t>((whole + most - 1) / most, 1); }
 
-// The part of `count` elements that a rank has where they are divided among `ranks`.
+// A rank's part of elements that are divided among all ranks.
 struct Share {
   size_t first;
   size_t count;
@@ -117,7 +117,7 @@ inline Share share_of(size_t count, size_t rank, size_t ranks) {
   return {first, count * (rank + 1) / ranks - first};
 }
 
-// Different for different numbers, most likely, also if they differ in the same way. The constants are splitmix64's.
+// Hash of numbers with splitmix64's constants. Numbers that differ in the same way also get different hashes.
 template <typename Numbers = std::initializer_list<uint64_t>>
 uint64_t hash_of(const Numbers& numbers) {
   uint64_t hash = 0;
@@ -133,7 +133,7 @@ uint64_t hash_of(const Numbers& numbers) {
 inline const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 inline std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
-// Memory of a call that no tensor has.
+// Memory that a call needs besides its tensors.
 using Scratch = std::unique_ptr<std::byte[]>;
 
 inline Scratch allocate(size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
@@ -160,7 +160,7 @@ class Request {
 
 using RequestPtr = std::unique_ptr<Request>;
 
-// Advances each of these requests, oldest first, and frees those that are complete; kComplete: all are.
+// Advances each of these requests, oldest first, and frees the complete ones. Returns kComplete if all are complete.
 inline Progress test_all(std::vector<RequestPtr>& requests) {
   bool moved = false;
   for (auto& request : requests) {
@@ -175,13 +175,13 @@ inline Progress test_all(std::vector<RequestPtr>& requests) {
 
 // Carries the messages of one group of ranks.
 //
-// Threads: one thread at a time calls into all transports of a process and their requests (the engine holds a lock).
+// Threads: only one thread at a time calls the transports of a process and their requests (the engine holds a lock).
 // Order: all ranks of the group make the same collective calls in the same order. Any number may be in flight at once;
 // they are tested oldest first, but may complete in another order. A transport matches the ranks' calls by their order
 // and may hold a later one back until an earlier one is done.
-// Arguments have been checked: ranks agree on types, roots and counts. A count may be 0. A group may have one rank.
-// Buffers stay valid until the request is complete. Output and input are disjoint, or exactly the same memory where a
-// call says "in place". They are aligned to the element only, and not in the same way on all ranks.
+// Arguments have been checked on each rank. Ranks must agree on types, roots and counts. A count may be 0. A group may
+// have one rank. Buffers stay valid until the request is complete. Output and input are disjoint, or exactly the same
+// memory where a call says "in place". Buffers are aligned to the element only, and not in the same way on all ranks.
 // A call that the transport cannot do throws std::invalid_argument before anything has been sent.
 class Transport {
  public:
@@ -195,9 +195,9 @@ class Transport {
   // In place: input == output.
   virtual RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) = 0;
 
-  // An average of float32 in place. Where the transport sends it in a format with rounding
-  // errors, it adds `residual`, the errors of earlier calls on this rank, and then stores the errors of this call
-  // there. Elsewhere `residual` stays as it is.
+  // Averages float32 values in place. A transport that sends them in a format with rounding errors first adds
+  // `residual`, the errors of earlier calls on this rank, and then stores the errors of this call there. Other
+  // transports leave `residual` as it is.
   virtual RequestPtr allreduce_with_residual(float* data, float* /*residual*/, size_t count) {
     return allreduce(data, data, count, DataType::kFloat32, Reduction::kAverage);
   }
@@ -211,7 +211,7 @@ class Transport {
   virtual RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
                                DataType type) = 0;
 
-  // The allgather of bytes by which the ranks leave the group; the last call.
+  // The allgather of bytes with which the ranks leave the group; it is the group's last call.
   virtual RequestPtr leave(const void* input, std::vector<void*> outputs, std::vector<size_t> counts) {
     return allgather(input, std::move(outputs), std::move(counts), DataType::kUint8);
   }
@@ -222,19 +222,19 @@ class Transport {
                                     DataType type, Reduction reduction) = 0;
 
   // inputs[r] goes to rank r and outputs[r] comes from it. Counts are this rank's own: rank a's input_counts[b] is rank
-  // b's output_counts[a]. Gather and scatter use it too, with counts of 0.
+  // b's output_counts[a]. Gather and scatter are alltoalls in which most counts are 0.
   virtual RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts,
                               std::vector<void*> outputs, std::vector<size_t> output_counts, DataType type) = 0;
 
-  // Makes `call`, an allgather or reduce_scatter in which every rank has the counts from its own caller. Where ranks
-  // have different counts, all of them fail with a TransportError. This is for transports that do not notice it anyway.
+  // Makes `call`, an allgather or reduce_scatter whose counts each rank has from its own caller. If the counts differ,
+  // all ranks fail with a TransportError. The default, for transports that detect this anyway, only makes the call.
   virtual RequestPtr with_agreed_counts(const char* /*name*/, const std::vector<size_t>& /*counts*/,
                                         const std::function<RequestPtr()>& call) {
     return call();
   }
 
-  // Bytes to or from one peer. The caller has at most one send in flight to a peer and one receive from it, and both
-  // sides agree on the size. They are not ordered with collectives. TagMatcher builds tags and any-source on them.
+  // Sends or receives bytes. The caller has at most one send to a peer and one receive from it in flight; both sides
+  // agree on the size. Messages are not ordered with collectives. TagMatcher adds tags and receives from any source.
   virtual RequestPtr send(const void* data, size_t bytes, int destination) = 0;
   virtual RequestPtr recv(void* data, size_t bytes, int source) = 0;
 };

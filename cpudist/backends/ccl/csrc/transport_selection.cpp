@@ -11,8 +11,8 @@ namespace cpudist {
 
 namespace {
 
-// Creates the shared memory of this rank's machine. Returns null, with the reason in `why`, on all ranks of the group
-// where it fails on any machine.
+// Creates the shared-memory transport of this rank's machine. If this fails on any machine, all ranks of the group get
+// null, and the reason in `why`.
 TransportPtr share_memory_on_each_machine(const Group& group, const Placement& place, std::string& why) {
   PrefixStore store(group.store, "inside/" + std::to_string(place.node));
   std::string own;
@@ -25,7 +25,7 @@ TransportPtr share_memory_on_each_machine(const Group& group, const Placement& p
   return nullptr;
 }
 
-// Creates what carries messages between any ranks.
+// Creates a transport between any ranks, on the same machine or not.
 TransportPtr make_general(const Group& group, bool mpi, std::unique_ptr<Hierarchy> hierarchy = nullptr) {
   return mpi ? mpi::create(group, std::move(hierarchy)) : oneccl::create(group, std::move(hierarchy));
 }

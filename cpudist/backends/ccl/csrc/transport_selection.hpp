@@ -11,8 +11,8 @@ struct Choice {
   bool mpi;            // MPI instead of oneCCL
 };
 
-// Creates the transport of a group. All ranks of the group call this with the same choice. Where shared memory may be
-// used but cannot, `warning` says why in one line, the same on all ranks. Throws TransportError.
+// Creates the transport of a group. All ranks of the group call this with the same choice. If `choice` allows shared
+// memory but it cannot be set up, `warning` gets the reason, the same line on all ranks. Throws TransportError.
 TransportPtr make_transport(const Group& group, Choice choice, std::string& warning);
 
 }  // namespace cpudist

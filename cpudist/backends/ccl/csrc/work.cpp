@@ -55,7 +55,7 @@ void AsyncWork::complete(c10::ivalue::Future& future) const {
 
 bool AsyncWork::wait(Milliseconds timeout) {
   Engine::get().wait(*this, timeout);
-  if (future_) {  // which a thread of the engine completes
+  if (future_) {  // completed by a thread of the engine
     const WithoutGil without_gil;
     future_->wait();
   }

@@ -18,7 +18,7 @@ class AsyncWork : public c10d::Work {
   AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
             std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
 
-  // Passes the work to its transport. Called once. Its exceptions are errors of the caller; nothing has been sent then.
+  // Passes the work to its transport. Called once. An exception is an error of the caller, and nothing has been sent.
   virtual void start() = 0;
 
   // Advances the work without waiting. Not called again after kComplete. An error of this work alone goes into
@@ -29,12 +29,11 @@ class AsyncWork : public c10d::Work {
   const Call& call() const { return call_; }
   Clock::time_point started() const { return started_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Whether it is in flight for longer than its timeout. A disconnect (UNKNOWN) may take longer: no thread waits for
-  // it.
+  // Whether the deadline has passed. Never true for a disconnect (UNKNOWN), because no thread waits for it.
   bool overdue(Clock::time_point now) const { return now > deadline_ && retrieveOpType() != c10d::OpType::UNKNOWN; }
 
-  // Releases buffers and all else that the finished work no longer needs, because the caller may keep it for long. The
-  // engine calls it without its lock, because freeing a tensor may need the GIL.
+  // Releases buffers and all else that the finished work no longer needs, because the caller may keep the work for
+  // long. The engine calls release() without holding its lock, because freeing a tensor may need the GIL.
   virtual void release() {}
 
   // Called by the engine only: end() once, with its lock held; announce() afterwards and without the lock, because the
@@ -57,24 +56,24 @@ class AsyncWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return call_.sequence; }
 
  protected:
-  // Copies results to the caller's tensors, in its modes (inference_mode, no_grad). An exception there is an error of
-  // this work alone: the transport has completed its calls.
+  // Runs `copy`, which fills the caller's tensors, in the caller's modes (such as inference_mode) and without
+  // gradients. An exception in it fails this work only, because the transport has completed its calls.
   void as_caller(const std::function<void()>& copy);
 
   std::shared_ptr<Endpoint> endpoint_;  // released on completion, because the caller may keep the work
   std::exception_ptr failure_;
-  std::optional<at::ThreadLocalState> caller_;  // where results are copied, which another thread may do
+  std::optional<at::ThreadLocalState> caller_;  // the caller's modes, in which another thread may copy results
 
  private:
   friend class Engine;
   Call call_;
   Clock::time_point started_;
-  Clock::time_point deadline_;  // guarded by the engine's lock; later when a thread begins to wait
-  bool completed_ = false;      // and not given up; written before done_
+  Clock::time_point deadline_;  // guarded by the engine's lock; wait() moves it to a later time
+  bool completed_ = false;      // false if the work was abandoned; written before done_
   std::atomic<bool> done_{false};
   std::exception_ptr error_;  // written before done_
   std::vector<at::Tensor> outputs_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made on request with the engine's lock held, never after end()
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // created on request with the engine's lock held, never after end()
 };
 
 using AsyncWorkPtr = c10::intrusive_ptr<AsyncWork>;

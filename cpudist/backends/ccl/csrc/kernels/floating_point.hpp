@@ -9,8 +9,8 @@
 
 namespace cpudist::kernels {
 
-// Sets the default state of the processor for its lifetime: rounding to nearest, subnormal numbers kept. A thread may
-// have another one, for example after torch.set_flush_denormal, and ranks would then compute different bits.
+// Sets the processor's default floating-point state for the lifetime of the object: rounding to nearest, subnormals
+// kept. With another state, for example after torch.set_flush_denormal, a rank would compute different bits.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() : saved_(get()) {

@@ -49,7 +49,7 @@ inline void store_half(void* to, FourFloats value) {
   const FourWords magnitude = bits & 0x7fffffff;
   const FourWords rebiased = magnitude - (112u << 23);
   const FourWords normal = (rebiased + 0xfff + ((rebiased >> 13) & 1)) >> 13;  // to nearest, ties to even
-  // The last bit of 0.5 in float32 has the value of a float16's last subnormal bit, so the addition rounds there.
+  // The last bit of 0.5 in float32 has the value of a float16's last subnormal bit, so the addition rounds to that bit.
   const FourWords half = magnitude * 0 + 0x3f000000;
   const FourWords subnormal = (FourWords)((FourFloats)magnitude + (FourFloats)half) - half;
   const FourWords infinity = magnitude * 0 + 0x7c00;
@@ -67,7 +67,7 @@ inline void store_half(void* to, FourFloats value) {
 
 }  // namespace plain
 
-// Of an instruction set.
+// The kernels of an instruction set.
 struct Kernels {
   Reduce (*reduction)(DataType type, Reduction reduction);
   WireKernels (*wire)(Wire wire);

@@ -10,9 +10,9 @@
 namespace cpudist::kernels {
 
 // Computes output[i] as the reduction of sources[0][i], sources[1][i], ... in this order, so the result does not depend
-// on which rank computes it. An average divides the sum by `divisor`; other reductions ignore it. `copy` receives the
-// same where it is not null. float16 and bfloat16 are computed in float32 and rounded once, to nearest even. A source
-// may be the output itself; otherwise the buffers must not overlap.
+// on which rank computes it. An average divides the sum by `divisor`; other reductions ignore it. If `copy` is not
+// null, it receives the same values. float16 and bfloat16 are computed in float32 and rounded once, to nearest even. A
+// source may be the output itself; otherwise the buffers must not overlap.
 using Reduce = void (*)(void* output, void* copy, const void* const* sources, int sources_count, int divisor,
                         size_t elements);
 
@@ -28,7 +28,7 @@ Reduce reduction(DataType type, Reduction reduction, InstructionSet set = best_i
 struct Combination {
   Combination(DataType type, Reduction reduction) : kernel(kernels::reduction(type, reduction)), width(size_of(type)) {}
 
-  // Reduces the `count` elements that place(r) has for each rank r, in the order of ranks. `copy` may be null.
+  // Reduces the `count` elements at place(r), for each rank r in the order of ranks. `copy` may be null.
   template <typename Place>
   void operator()(void* output, void* copy, size_t count, int ranks, Place place) const {
     std::array<const void*, 16> few;
@@ -46,7 +46,7 @@ struct Combination {
   size_t width;
 };
 
-// Computes output[i] = input[i] / divisor, integers towards zero. The two may be the same memory.
+// Computes output[i] = input[i] / divisor; integers are rounded towards zero. The two may be the same memory.
 inline void divide(const void* input, void* output, size_t count, DataType type, int divisor) {
   reduction(type, Reduction::kAverage)(output, nullptr, &input, 1, divisor, count);
 }

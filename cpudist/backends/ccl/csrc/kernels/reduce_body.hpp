@@ -28,8 +28,8 @@ struct Own {
 typedef float Floats __attribute__((vector_size(WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(WIDTH)));
 
-// The values of 16-bit elements in two vectors: those at even places and those at odd places, which are the lower and
-// the upper half of a 32-bit word of memory.
+// The values of 16-bit elements in two vectors: the elements at even places, which are the lower halves of the 32-bit
+// words in memory, and those at odd places, which are the upper halves.
 struct Pair {
   Floats even;
   Floats odd;
@@ -47,7 +47,7 @@ struct BFloat16 {
   TARGET static inline void store(void* to, Pair value) {
     store_vector(to, (rounded(value.even) >> 16) | (rounded(value.odd) & 0xffff0000));
   }
-  // Rounds to nearest, ties to even; the caller cuts off the lower half. Every NaN becomes the quiet one.
+  // Rounds to nearest, ties to even; the caller cuts off the lower half. Every NaN becomes the same quiet NaN.
   TARGET static inline Words rounded(Floats value) {
     const auto bits = (Words)value;
     const Words nan = bits * 0 + 0x7fc00000;
@@ -74,7 +74,7 @@ struct Sum {
   }
 };
 
-// Integers are divided as 64-bit numbers, because more than 127 ranks do not fit an int8.
+// Integers are divided as 64-bit numbers, because a divisor of more than 127 ranks does not fit an int8.
 struct Average : Sum {
   template <typename V>
   TARGET static inline V finish(V total, int divisor) {
@@ -119,7 +119,7 @@ struct BitXor : Sum {
   }
 };
 
-// A NaN is the result wherever there is one, as in torch. (Of an integer, a != a is never true.)
+// If one of the elements is NaN, the result is NaN, as in torch. (For integers, a != a is never true.)
 struct Minimum : Sum {
   template <typename V>
   TARGET static inline V combine(V a, V b) {
@@ -161,7 +161,7 @@ TARGET inline typename Element::Vector combined(const void* const* sources, int 
   return finish<Operation>(total, divisor);
 }
 
-// Reduces the elements at the end that do not fill a vector, in buffers that do.
+// Reduces the elements at the end that do not fill a vector, in padded buffers.
 template <typename Element, typename Operation>
 TARGET void reduce_rest(char* output, char* copy, const void* const* sources, int count, int divisor, size_t offset,
                         size_t rest) {

@@ -8,20 +8,20 @@
 
 namespace cpudist::kernels {
 
-// The values that a block of kInt8 holds, which share a scale. Other formats may be cut at any value.
+// Values of a kInt8 block, which share a scale. In other formats values are independent of each other.
 constexpr size_t kWireBlock = 256;
 
 struct WireKernels {
-  // Converts `count` values of float32. Where `lost` is not null, it receives the rounding error of each value, or 0
-  // where that is not finite.
+  // Converts `count` values of float32. If `lost` is not null, it receives the rounding error of each value, or 0 if
+  // the error is not finite.
   void (*encode)(const float* from, void* to, float* lost, size_t count);
   void (*decode)(const void* from, float* to, size_t count);
-  // Computes to[i] += the i-th value.
+  // Computes to[i] += the i-th decoded value.
   void (*add)(const void* from, float* to, size_t count);
 };
 
 // Bytes of `count` values. kBFloat16: 2 each, rounded to nearest even. kInt8: 1 each, and 4 for the scale in front of
-// each block; the largest magnitude of a block becomes 127, and a block with a value that is no number only has NaNs.
+// each block; the largest magnitude of a block becomes 127. A block with an infinity or NaN decodes to NaNs.
 constexpr size_t wire_bytes(Wire wire, size_t count) {
   switch (wire) {
     case Wire::kBFloat16: return 2 * count;
@@ -46,7 +46,7 @@ constexpr WireShare wire_share(Wire wire, size_t count, size_t rank, size_t rank
   return {begin(rank), own, wire_bytes(wire, own)};
 }
 
-// Sums shorter than this are not converted: their time is latency.
+// Sums of fewer bytes than this are not converted, because latency dominates.
 constexpr size_t kShortestWire = size_t{64} << 10;
 
 // Whether an allreduce crosses the network in the format.

@@ -1,5 +1,5 @@
-// The conversions of wire.hpp in vectors of WIDTH bytes. reduce.cpp includes this file as it does reduce_body.hpp, and
-// without contraction of a multiplication and an addition, which would round differently where the processor has it.
+// The conversions of wire.hpp in vectors of WIDTH bytes, included by reduce.cpp like reduce_body.hpp. reduce.cpp turns
+// off contraction to fused multiply-adds, which would round differently on processors that have them.
 
 constexpr size_t kLanes = WIDTH / 4;
 typedef int32_t Integers __attribute__((vector_size(WIDTH)));
@@ -13,7 +13,7 @@ TARGET inline void put(float* to, Floats value) {
   store_vector(to, value);
 }
 
-// A format: blocks of kValues values, of kHead bytes and kEach for each value.
+// A wire format. A block has kValues values, in kHead bytes for the block and kEach bytes for each value.
 struct BFloat16Wire {
   static constexpr size_t kValues = kLanes;
   static constexpr size_t kHead = 0;
@@ -43,7 +43,7 @@ struct Int8Wire {
   static constexpr size_t kHead = sizeof(float);
   static constexpr size_t kEach = 1;
 
-  // The largest magnitude of a block; infinity or NaN where there is one, because bits without a sign sort like numbers.
+  // Largest magnitude of a block, infinity or NaN if the block has one: without a sign, bits sort like the numbers.
   TARGET static inline float largest(const float* from) {
     Words most{};
     for (size_t i = 0; i < kValues; i += kLanes) {

@@ -8,8 +8,8 @@ namespace cpudist::mpi {
 
 namespace {
 
-constexpr size_t kMostInFlight = 8;  // enough to fill a link while pieces are added; each holds a copy
-constexpr int kChannels = 256;       // of a communicator; the rest of a tag is for hashes, 256 of them with 20 bits
+constexpr size_t kMostInFlight = 8;  // enough to fill a link while other pieces are added; each holds a copy
+constexpr int kChannels = 256;       // per communicator; the rest of a tag is a hash, one of 256 if tags have 20 bits
 
 Handle create_communicator(const std::vector<int>& members) {
   const auto& mpi = library();
@@ -25,9 +25,9 @@ Handle create_communicator(const std::vector<int>& members) {
 
 }  // namespace
 
-// Groups that share a rank have different numbers, because each rank's next number is above all that it has had. Those
-// of the same members share communicators, of which an MPI has a limited number. These are never freed: ranks would wait
-// for each other in MPI_Comm_free.
+// Groups that share a rank have different numbers, because each rank's next number is above all that it has had. Groups
+// of the same members share communicators, because an MPI has a limited number of them. Communicators are never freed:
+// ranks would wait for each other in MPI_Comm_free.
 Channel::Channel(const Group& group)
     : order(kMostInFlight, group.mpi_slots),
       rank_(group.rank),
@@ -102,9 +102,9 @@ bool Transfers::holds() {
   return true;
 }
 
-// MPI keeps a message that no receive has matched. A peer sends its messages in the order in which they are awaited here,
-// so it should not have such a message of this call's number. It may have while the end of the awaited one is about to be
-// seen here, so this throws when it finds it twice.
+// MPI keeps messages that no receive matches. A peer sends its messages in the order in which this rank awaits them, so
+// none should remain unmatched in the slot of this call. There may be one for a moment, just before this rank sees that
+// the awaited message is complete, so only one that is found twice is an error.
 void Transfers::look_for_other_call(const Message& awaited) {
   const auto& mpi = library();
   int found = 0;
@@ -114,8 +114,8 @@ void Transfers::look_for_other_call(const Message& awaited) {
   if (!found || tag == awaited.tag || !channel_.same_slot(tag, awaited.tag)) return;
   if (!std::exchange(suspicious_, true)) return;
   const auto peer = std::to_string(awaited.peer), own = std::to_string(channel_.rank());
-  throw OtherCall(awaited.peer, "ranks make different calls: that of rank " + peer + " has another name, size, type, " +
-                                    "reduction or root than that of rank " + own + ", or leaves the group; " +
+  throw OtherCall(awaited.peer, "ranks make different calls: rank " + peer + "'s has another name, size, type, " +
+                                    "reduction or root than rank " + own + "'s, or it has left the group; " +
                                     "let all ranks make the same calls in one order");
 }
 

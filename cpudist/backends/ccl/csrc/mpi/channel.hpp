@@ -1,13 +1,13 @@
 // The messages of one group over MPI: its communicator, the tags of its calls, and messages in flight.
 //
-// The calls of a group are numbered in the order in which they start, which is the same on all ranks. The tag of a
-// message has the number of its group's channel, that of its call, and a hash of the call's signature and of its length:
+// The calls of a group are numbered in the order in which they start, which is the same on all ranks. A message's tag
+// has the number of the group's channel, that of the call, and a hash of the call's signature and the message's length:
 //
 //   tag = (channel * kSlots + slot) * hashes + hash      slot: 0 for messages outside of collectives,
 //                                                              1 + number % slots for calls
 //
-// Why a message is never taken for one of another call: call n starts only when call n - slots is complete on this rank,
-// and by induction all calls before that. So of two calls with one tag every rank posts all messages of the earlier one
+// Why a message is never taken for one of another call: call n starts only when call n - slots and, by induction, all
+// before it are complete on this rank. So of two calls with one tag every rank posts all messages of the earlier one
 // first, and MPI matches the messages of a tag between two ranks in that order. Within a call each algorithm sends to a
 // peer in the order in which that peer receives. Ranks whose calls or lengths differ have different tags and wait.
 //
@@ -29,7 +29,7 @@ constexpr int kSlots = 16;
 
 class Channel {
  public:
-  // Creates the communicator with the other ranks, which wait for each other without a limit.
+  // Creates the communicator with the other ranks; the ranks wait for each other without a time limit.
   explicit Channel(const Group& group);
 
   int rank() const { return rank_; }
@@ -47,7 +47,7 @@ class Channel {
     return add_hash((number_ * kSlots + slot) * hashes_, signature.bits());
   }
 
-  // Adds to the hash of a tag.
+  // Returns the tag with the number added to its hash.
   int add_hash(int tag, uint64_t number) const {
     const auto hashes = static_cast<uint64_t>(hashes_);
     const auto hash = (static_cast<uint64_t>(tag) + hash_of({number})) % hashes;
@@ -64,12 +64,12 @@ class Channel {
   uint64_t slots_;
   Handle communicator_;
   int number_;  // among the channels of the communicator
-  int hashes_;  // that tags tell apart
+  int hashes_;  // number of different hashes in a tag
 };
 
-// Messages in flight. co_await waits until all of them are complete; an empty message is sent, too.
+// Messages in flight. co_await waits until all of them are complete. Empty messages are sent, too.
 //
-// An error of MPI is thrown by holds(), outside of the coroutine: its frame has memory that MPI may still write to.
+// holds() throws MPI's errors outside of the coroutine, whose frame has memory that MPI may still write to.
 class Transfers final : public Condition {
  public:
   Transfers(const Channel& channel, int tag) : channel_(channel), tag_(tag) {}
@@ -95,7 +95,7 @@ class Transfers final : public Condition {
   std::vector<Message> receives_;
   int failure_ = 0;  // MPI's status of a message that could not be started
   Watch watch_;
-  bool suspicious_ = false;  // there was a message of another call when this looked last
+  bool suspicious_ = false;  // the last check has found a message of another call
 };
 
 }  // namespace cpudist::mpi

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
+#if !defined(__clang__)  // GCC 12 warns about lambdas in a coroutine's frame as if other files saw the frame's class
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
 #endif
 
@@ -28,7 +28,7 @@ Coroutine exchange(Channel& channel, int tag, std::vector<const std::byte*> inpu
   const size_t longest = std::max(*std::max_element(input_bytes.begin(), input_bytes.end()),
                                   *std::max_element(output_bytes.begin(), output_bytes.end()));
   const int at_once = steps_at_once(longest);
-  Transfers turns[] = {{channel, tag}, {channel, tag}};  // a step begins before the one before is complete
+  Transfers turns[] = {{channel, tag}, {channel, tag}};  // a step begins before the previous step is complete
   int turn = 0;
   for (int step = 1; step < peers.ranks; ++step) {
     const int to = peers.to(step), from = peers.from(step);

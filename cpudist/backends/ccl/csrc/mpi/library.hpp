@@ -1,5 +1,5 @@
-// The functions of the MPI library that the process has loaded, found at run time. So one binary serves every MPI: those
-// with MPICH's ABI (MPICH, Intel MPI, Cray MPICH), Open MPI, and those with the standard ABI of MPI 5.
+// The functions of the MPI library that the process has loaded, found at run time. So one binary works with every MPI:
+// with MPICH's ABI (MPICH, Intel MPI, Cray MPICH), Open MPI's, or the standard ABI of MPI 5.
 #pragma once
 
 #include <array>
@@ -9,8 +9,8 @@
 namespace cpudist::mpi {
 
 // A communicator, group, datatype, error handler or request. In MPICH's ABI it is an int, in the others a pointer. An
-// int argument is passed in the low half of the register that a pointer takes (x86-64, aarch64), and a zeroed Handle can
-// store either, so this type serves all ABIs.
+// int argument is passed in the low half of the register that a pointer takes (x86-64, aarch64), and a zeroed Handle
+// can store either, so this type serves all ABIs.
 using Handle = std::intptr_t;
 
 // Room for an MPI_Status of any MPI.
@@ -42,7 +42,7 @@ struct Library {
 };
 
 // Uses the library with this file name, such as "libmpi.so.12". Throws std::runtime_error if the process has not loaded
-// it, or if it lacks a function.
+// the library, or if the library lacks a function.
 void use(const std::string& file);
 
 // The library in use. Throws TransportError before `use`.

@@ -9,9 +9,9 @@ namespace cpudist::mpi {
 
 namespace {
 
-constexpr size_t kPieceBytes = size_t{2} << 20;  // of a reduction: pieces are added while others are on their way
+constexpr size_t kPieceBytes = size_t{2} << 20;  // piece of a reduction; pieces are added while others are in flight
 constexpr size_t kTreeBytes = size_t{64} << 10;  // broadcasts of no more bytes go down a tree
-// Others go from rank to rank in pieces. With more and shorter pieces the last rank begins earlier.
+// Larger broadcasts go along a chain of ranks in pieces. With more and shorter pieces the last rank begins earlier.
 constexpr size_t kLinks = 16;
 constexpr size_t kShortestLink = size_t{64} << 10;
 constexpr size_t kLongestLink = size_t{512} << 10;

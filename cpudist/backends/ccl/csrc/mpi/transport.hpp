@@ -6,8 +6,8 @@
 
 namespace cpudist::mpi {
 
-// Creates the transport; all ranks of the group call this. `hierarchy` does the allreduces that it can, where there is
-// one.
+// Creates the transport; all ranks of the group call this. `hierarchy`, which may be null, does the allreduces that it
+// supports.
 TransportPtr create(const Group& group, std::unique_ptr<Hierarchy> hierarchy = nullptr);
 
 }  // namespace cpudist::mpi

@@ -1,4 +1,4 @@
-// What ranks compare before a call in which each of them has the counts from its own caller.
+// Comparison of counts before a call whose counts each rank has from its own caller.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace cpudist::oneccl {
 
-// Of each rank: the number of its own elements, and a hash of all counts. Whether all ranks have the same counts.
+// Whether all ranks have the same counts. `gathered`: per rank, its own count and its hash of all counts.
 inline bool counts_agree(const std::vector<size_t>& gathered) {
   std::vector<size_t> shares;
   for (size_t i = 0; i < gathered.size(); i += 2) shares.push_back(gathered[i]);
@@ -19,7 +19,7 @@ inline bool counts_agree(const std::vector<size_t>& gathered) {
   return true;
 }
 
-// Throws the error of ranks that have different counts: of each rank, the count of every rank.
+// Throws the error of ranks with different counts. counts[r * ranks + i]: the share of rank i as rank r has it.
 [[noreturn]] inline void fail_by_counts(const std::string& name, const std::vector<size_t>& counts, size_t ranks) {
   for (size_t r = 0; r < ranks; ++r) {
     for (size_t of = 0; of < ranks; ++of) {
@@ -33,8 +33,8 @@ inline bool counts_agree(const std::vector<size_t>& gathered) {
   throw TransportError(name + ": ranks have different counts; pass the same on both sides");
 }
 
-// Throws an error if a rank sends another number of elements, of `width` bytes, than its peer expects. `counts`: of each
-// rank, what it sends to every rank, then what it expects of every rank. Returns the most that a rank sends to another.
+// Throws an error if a rank sends another number of elements, of `width` bytes, than its peer expects. `counts`: per
+// rank, what it sends to each rank, then what it expects from each. Returns the most that a rank sends to another.
 inline size_t longest_of_alltoall(const std::vector<size_t>& counts, size_t ranks, size_t width) {
   size_t longest = 0;
   for (size_t from = 0; from < ranks; ++from) {

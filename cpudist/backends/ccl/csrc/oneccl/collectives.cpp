@@ -4,7 +4,7 @@
 
 #include "agreement.hpp"
 
-#if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
+#if !defined(__clang__)  // GCC 12 warns about lambdas in a coroutine's frame as if other files saw the frame's class
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
 #endif
 
@@ -12,7 +12,7 @@ namespace cpudist::oneccl {
 
 namespace {
 
-// Gathers as many numbers from every rank.
+// Gathers the numbers of all ranks; each rank has equally many.
 ccl::event gather(Communicator& communicator, const std::vector<size_t>& own, std::vector<size_t>& gathered) {
   const ccl::vector_class<size_t> lengths(static_cast<size_t>(communicator.size()), own.size());
   gathered.resize(own.size() * lengths.size());
@@ -79,7 +79,7 @@ Coroutine compressed_allreduce(Communicator& shares, Communicator& sums, Turns& 
   sum.add_shares(incoming.get());
   sum.encode_sum(outgoing.get());
   co_await Turn(turns, turn);
-  // Into one buffer: with one for each rank, oneCCL (2022.1) does not return before all ranks have called it.
+  // With a buffer per rank instead of one, oneCCL (2022.1) does not return before all ranks have made the call.
   auto call = ccl::allgatherv(outgoing.get(), own, incoming.get(), bytes, ccl::datatype::int8, sums.raw());
   ++turns.done;
   co_await sums.started(std::move(call));

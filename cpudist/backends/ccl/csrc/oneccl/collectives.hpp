@@ -26,7 +26,7 @@ std::optional<Pointer> flat(const std::vector<Pointer>& parts, const std::vector
   return begin;
 }
 
-// Copies what follows each other at `from` to `outputs`, `offset` elements from their starts.
+// Copies consecutive parts at `from` to `outputs`, each `offset` elements after the output's start.
 inline void unpack(const std::byte* from, const std::vector<void*>& outputs, size_t offset,
                    const std::vector<size_t>& counts, size_t width) {
   for (size_t r = 0; r < outputs.size(); ++r) {
@@ -44,8 +44,8 @@ struct Issued {
   Scratch scratch;
 };
 
-// issue(offset, length) starts the call for that part of the elements; finish(offset, length, scratch) post-processes its
-// results.
+// issue(offset, length) starts the call for this part of the elements; finish(offset, length, scratch) post-processes
+// the results.
 template <typename Issue, typename Finish>
 Coroutine piece(Communicator& communicator, size_t offset, size_t length, Issue issue, Finish finish) {
   Issued issued = issue(offset, length);
@@ -53,25 +53,25 @@ Coroutine piece(Communicator& communicator, size_t offset, size_t length, Issue 
   finish(offset, length, issued.scratch.get());
 }
 
-// A message as calls of a size that MPI can count in 32 bits. Each starts when the one before is complete, because
-// oneCCL does not keep the order of sends that are in flight together.
+// A message as calls of a size that MPI can count in 32 bits. Each call starts when the previous one is complete,
+// because oneCCL does not keep the order of sends that are in flight together.
 template <typename Issue>
 Coroutine message(size_t bytes, size_t most, Issue issue) {
   for (size_t offset = 0; offset < bytes; offset += most) co_await InFlight(issue(offset, part(bytes, offset, most)));
 }
 
-// Compares the counts of a call before it starts, so that all ranks fail alike where they differ. MPI would write garbage,
-// or wait for ever. Ranks gather the number of their own elements and a hash of all counts; where these differ, also the
-// counts, for the message.
+// Compares the counts of a call before it starts, so that all ranks fail with the same error if their counts differ.
+// Without this check MPI would write garbage, or wait for ever. Ranks gather their own count and a hash of all counts;
+// if these show a difference, also all counts, for the message.
 Coroutine agree(Communicator& communicator, std::string name, std::vector<size_t> counts);
 
-// First gathers every rank's counts, so that all ranks fail alike where a rank sends another number of elements than
-// its peer expects; then exchanges the data in rounds, because MPI counts the bytes to a peer in 32 bits.
+// First gathers every rank's counts, so that all ranks fail with the same error if a rank sends another number of
+// elements than its peer expects. Then exchanges the data in rounds, because MPI counts the bytes to a peer in 32 bits.
 Coroutine alltoall(Communicator& communicator, std::vector<const void*> inputs, std::vector<size_t> input_counts,
                    std::vector<void*> outputs, std::vector<size_t> output_counts, size_t width, ccl::datatype type);
 
-// The two halves have communicators of their own: each is then called in the order of pieces and requests, although
-// shares are complete at different times on different ranks. `turn` is the piece's place in that order.
+// Shares and sums have a communicator each, so that each communicator is called in the order of pieces and requests,
+// although shares are complete at different times on different ranks. `turn` is the piece's place in that order.
 Coroutine compressed_allreduce(Communicator& shares, Communicator& sums, Turns& turns, uint64_t turn,
                                CompressedSum sum);
 

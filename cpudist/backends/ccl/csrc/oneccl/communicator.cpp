@@ -12,8 +12,8 @@ namespace cpudist::oneccl {
 namespace {
 
 // Calls in flight at once, such as the pieces of a large tensor. Inside one machine one at a time is fastest because it
-// stays in the caches (96 MB: 8.7 ms one at a time, 12.5 four, 33 all). Across hosts pieces must overlap to fill the
-// link; the number is limited because some hold a copy of their data.
+// stays in the caches (96 MB: 8.7 ms one at a time, 12.5 ms with four, 33 ms with all). Across hosts pieces must
+// overlap to fill the link; the number is limited because some hold a copy of their data.
 constexpr size_t kMostInFlightOnOneNode = 1;
 constexpr size_t kMostInFlightAcrossNodes = 8;
 
@@ -46,20 +46,20 @@ class GroupKvs final : public ccl::kvs_interface {
   KeyValueStore* store_;
 };
 
-// The communicators that no group of this process uses any more, by id. Never destroyed: at the end of the process oneCCL
-// may have ended before.
+// The communicators that no group of this process uses any more, by id. Never destroyed, because at the end of the
+// process oneCCL may have ended before.
 std::map<std::string, std::unique_ptr<ccl::communicator>>& unused() {
   static auto& communicators = *new std::map<std::string, std::unique_ptr<ccl::communicator>>;
   return communicators;
 }
 
-// Frees, in one order, the communicators that none of their ranks uses any more and all of whose ranks call this now.
-// Returns an id for a new communicator, the same on all ranks.
+// Frees the communicators that all their ranks have stopped using, if all those ranks call this now, in the same order
+// on all ranks. Returns an id for a new communicator, the same on all ranks.
 std::string free_unused(const Group& group) {
   std::string text = std::to_string(random_number());
   for (const auto& [unused_id, communicator] : unused()) text += ' ' + unused_id;
   std::string id;
-  std::map<std::string, int> ranks;  // that do not use it any more, by id
+  std::map<std::string, int> ranks;  // number of ranks that no longer use it, by id
   for (const auto& listed : all_gather(group, "communicators", text)) {
     std::istringstream words(listed);
     std::string proposed, other;
@@ -73,8 +73,8 @@ std::string free_unused(const Group& group) {
 
 }  // namespace
 
-// Suppresses oneCCL's line for each setting that is not at its default. It writes them to standard output before it has
-// read CCL_LOG_LEVEL.
+// Starts oneCCL without its line for each setting that is not at its default. oneCCL writes these lines to standard
+// output before it has read CCL_LOG_LEVEL.
 void start() {
   std::stringstream output;
   auto* const screen = std::cout.rdbuf(output.rdbuf());

@@ -20,10 +20,10 @@ class InFlight final : public Condition {
 
 class Communicator {
  public:
-  // Creates it with the other ranks through the group's store. Waits for them without a limit.
+  // Creates the communicator with the other ranks through the group's store. Waits for them without a time limit.
   explicit Communicator(const Group& group);
-  // The ranks free it together when they next create one. Where they are now, they may wait for each other elsewhere,
-  // and MPI_Comm_free may wait for all ranks.
+  // Does not free the communicator, because MPI_Comm_free may wait for all ranks, and these may now wait for each other
+  // elsewhere. The ranks free it together when they next create one.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -32,11 +32,11 @@ class Communicator {
   int rank() const { return raw_->rank(); }
   int size() const { return raw_->size(); }
 
-  // The most that a message, or a rank's part of an alltoall, has in one call.
+  // Most bytes that a message, or a rank's part of an alltoall, has in one call.
   size_t round_bytes() const { return round_bytes_; }
 
-  // Starts a call at once where several may be in flight. oneCCL reorders its queue when a call completes, and MPI
-  // matches the calls that oneCCL passes on by the order in which they were started.
+  // Makes the call start at once if several may be in flight. oneCCL reorders its queue when a call completes, but MPI
+  // matches the calls that oneCCL passes on in the order in which they start.
   InFlight started(ccl::event call) const {
     if (several_) call.test();
     return InFlight(std::move(call));
@@ -46,7 +46,7 @@ class Communicator {
   CallOrder order;
 
  private:
-  std::string id_;  // the same on all ranks, and no other communicator's
+  std::string id_;  // the same on all ranks; no other communicator has it
   std::unique_ptr<ccl::communicator> raw_;
   bool several_;  // calls may be in flight at once
   size_t round_bytes_;

@@ -23,14 +23,14 @@ inline ccl::datatype to_ccl_bits(DataType type) {
   }
 }
 
-// Of a reduction that is not bitwise, which oneCCL does not have.
+// Takes any reduction that is not bitwise; oneCCL has no bitwise ones.
 inline ccl::reduction to_ccl(Reduction reduction) {
   using Ccl = ccl::reduction;
   static constexpr Ccl kReductions[] = {Ccl::sum, Ccl::prod, Ccl::min, Ccl::max, Ccl::sum};
   return kReductions[static_cast<size_t>(reduction)];
 }
 
-// When the divisions of an average are done. float16 ends at 65504, so its values are divided before they are added.
+// Whether an average divides before or after the sum. float16 ends at 65504, so its values are divided before.
 struct Average {
   Average(Reduction reduction, DataType type)
       : before(reduction == Reduction::kAverage && type == DataType::kFloat16),

@@ -14,9 +14,9 @@ namespace cpudist::oneccl {
 
 namespace {
 
-// Bytes and steps of unequal shares that are gathered in one call: MPI_Iallgatherv sends the smallest share in each step,
-// and with more bytes makes one step in each poll. Intel MPI over TCP also takes some 70 polls for each step that a rank
-// sends before another one is ready: shares of 1, 29 267 and 2 256 bytes took minutes.
+// Most bytes and steps of unequal shares that are gathered in one call. MPI_Iallgatherv sends as much as the smallest
+// share in each step; with more bytes it makes one step per poll. Intel MPI over TCP also takes some 70 polls for each
+// step that a rank sends before its peer is ready: shares of 1, 29 267 and 2 256 bytes took minutes.
 constexpr size_t kMostUneven = size_t{64} << 10;
 constexpr size_t kMostSteps = 64;
 
@@ -34,7 +34,7 @@ class Several final : public Request {
 };
 
 class OneCcl final : public AcrossMachines {
-  // The division of an average that is done after the sum.
+  // Returns the function that divides an average after the sum.
   auto divided(bool wanted, void* output, DataType type) const {
     return [=, this](size_t offset, size_t length, const std::byte*) {
       if (wanted) kernels::divide(at(output, offset, type), at(output, offset, type), length, type, size());
@@ -49,7 +49,7 @@ class OneCcl final : public AcrossMachines {
     sums_.emplace(Group{group.rank, group.size, group.nodes, group.timeout, &store});
   }
 
-  // ccl::barrier waits for the peers before it returns.
+  // An allreduce of one byte, because ccl::barrier waits for the peers before it returns.
   RequestPtr barrier() override {
     oneccl_traffic.count(0);
     return pieces(1, 1, [this](size_t, size_t) {
@@ -89,7 +89,7 @@ class OneCcl final : public AcrossMachines {
         divided(average.after && receives, output, type));
   }
 
-  // A piece is gathered in one buffer: oneCCL's allgatherv into several waits for the peers before it returns.
+  // A piece is gathered in one buffer, because oneCCL's allgatherv into several waits for the peers before it returns.
   RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
                        DataType type) override {
     const size_t width = size_of(type);
@@ -251,8 +251,8 @@ class OneCcl final : public AcrossMachines {
     return std::make_unique<Several>(std::move(requests));
   }
 
-  // A reduction that oneCCL does not have: gathers the buffers of all ranks, and reduces them here. A null `output`: only
-  // takes part.
+  // A reduction that oneCCL does not have: gathers the buffers of all ranks, and reduces them here. If `output` is
+  // null, this rank takes part but computes nothing.
   RequestPtr gather_and_reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) {
     const auto ranks = static_cast<size_t>(size());
     const size_t width = size_of(type);
@@ -274,7 +274,7 @@ class OneCcl final : public AcrossMachines {
         });
   }
 
-  // A reduce_scatter as one reduction to each rank: oneCCL's takes equal shares only.
+  // A reduce_scatter as one reduction to each rank: oneCCL's takes only equal shares, and no bitwise reduction.
   RequestPtr reduce_to_each(const std::vector<const void*>& inputs, void* output, const std::vector<size_t>& counts,
                             DataType type, Reduction reduction) {
     std::vector<RequestPtr> requests;
@@ -285,7 +285,7 @@ class OneCcl final : public AcrossMachines {
   }
 
   Communicator communicator_;
-  std::optional<Communicator> sums_;  // for compressed_allreduce, as the next
+  std::optional<Communicator> sums_;  // this one and turns_ are for compressed_allreduce
   Turns turns_;
 };
 

@@ -14,8 +14,8 @@ void start();
 // Returns oneCCL's version; empty if the module was compiled without it.
 std::string library_version();
 
-// Creates the transport; all ranks of the group call this, with no other oneCCL call in progress. `hierarchy` does
-// the allreduces that it can, where there is one.
+// Creates the transport; all ranks of the group call this, with no other oneCCL call in progress. `hierarchy`, which
+// may be null, does the allreduces that it supports.
 TransportPtr create(const Group& group, std::unique_ptr<Hierarchy> hierarchy = nullptr);
 
 }  // namespace cpudist::oneccl

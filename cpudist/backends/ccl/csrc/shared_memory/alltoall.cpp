@@ -4,7 +4,7 @@
 #include "collectives.hpp"
 #include "shares.hpp"
 
-#if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
+#if !defined(__clang__)  // GCC 12 warns about lambdas in a coroutine's frame as if other files saw the frame's class
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
 #endif
 
@@ -18,10 +18,10 @@ struct AlltoallCounts {
   uint64_t expected;
 };
 
-// A rank's header for all others in that step.
+// A rank's header for all other ranks in the same step.
 struct AlltoallSummary {
-  uint64_t longest;  // of its messages to other ranks
-  uint64_t balance;  // hashes of its counts to send, less those to receive: all ranks together 0 if they agree
+  uint64_t longest;  // bytes of its longest message to another rank
+  uint64_t balance;  // hashes of its counts to send minus those of its counts to receive; ranks that agree add up to 0
 };
 
 // Never holds: for a rank that waits until another one reports a failure to all.
@@ -37,7 +37,7 @@ void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
 }  // namespace
 
 // A rank has only its own counts, so the ranks exchange them in the first step. Two ranks that disagree report a
-// failure to all, and no other rank completes the call. All ranks go on until the longest message of all has been sent.
+// failure to all ranks, and no rank completes the call. All ranks go on until the longest message of all has been sent.
 Coroutine alltoall(Channel& channel, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
                    std::vector<std::byte*> outputs, std::vector<size_t> output_bytes) {
   const int self = channel.rank();
@@ -49,7 +49,7 @@ Coroutine alltoall(Channel& channel, std::vector<const std::byte*> inputs, std::
     summary.balance += hash_of({from, to, input_bytes[rank]}) - hash_of({to, from, output_bytes[rank]});
   }
   const AlltoallSummary own = summary;
-  // The counts come first in the first step, and before a part's data there.
+  // In the first step, each receiver's part of a slot begins with the counts, and the data follow.
   constexpr size_t head = sizeof(AlltoallCounts);
   const auto begin = [&](size_t piece) { return piece == 0 ? 0 : piece * shares.bytes - head; };
   const auto length = [&](size_t piece, size_t whole) {

@@ -8,11 +8,11 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// Pieces as large as a slot were fastest. Groups of many ranks have smaller ones, so that a group stays below
-// Layout::kMostBytes.
+// Pieces as large as the largest slot were fastest. In groups of many ranks slots are smaller, so that a group stays
+// below Layout::kMostBytes.
 constexpr size_t kLargestSlot = size_t{256} << 10;
 constexpr size_t kLargestEager = size_t{64} << 10;
-constexpr size_t kPartOfEager = 8;  // at most this part of a rank's region
+constexpr size_t kPartOfEager = 8;  // eager buffers take at most 1 / 8 of a rank's region
 
 size_t in_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -71,8 +71,8 @@ bool Channel::Published::holds() {
   return true;
 }
 
-// A rank whose own count is right, but whose hash is another one, disagrees with a third rank. One of those two reports
-// it to all.
+// A rank with the expected count but another hash disagrees with this rank about the count of a third rank. Whichever
+// of the two is wrong about that count reports this to all, once the third rank has published the step.
 void Channel::find_mismatch(uint64_t step) {
   for (int rank = 0; rank < ranks_; ++rank) {
     if (!has_published(rank, step)) continue;

@@ -1,16 +1,16 @@
 // The layout of a group's shared memory, and how a rank announces to the others that something is ready there.
 //
 // A group's collectives are one sequence of steps, the same on every rank: step 1, 2, 3, ... over all calls. In each
-// step a rank enters, may write to its own slot, publishes the step, and then may read the slots of others. A rank has
-// kSlots slots, used in turn: step s uses slot s % kSlots.
+// step a rank enters the step, may write to its own slot, publishes the step, and then may read the slots of others. A
+// rank has kSlots slots, used in turn: step s uses slot s % kSlots.
 //
-//   publish   stores s in the slot's control block with release, after all that was written to both in step s.
-//   published loads it with acquire, so a rank that reads s also reads what was written in step s, on any processor.
+//   publish   stores s in the slot's control block with release, after all writes of step s to the slot and the block.
+//   published loads s with acquire, so a rank that reads s also reads what was written in step s, on any processor.
 //
 // Counters only grow and have one writer each, so a rank that is ahead or behind is always recognised as such.
 //
-// A group whose ranks have several computing threads has as many channels, each with control blocks and slots of its own.
-// They do not wait for each other: a large call is cut into parts, and each is a call of its own on a channel.
+// A group whose ranks have several computing threads has several channels, each with its own control blocks and slots.
+// Channels do not wait for each other: a large call is cut into parts, and each part is a call of its own on a channel.
 //
 // Why a slot is never overwritten while a rank still reads it: rank r publishes step s only when it has finished
 // reading everything of step s - kLag and before (each algorithm keeps to this; most have finished reading step s - 1).
@@ -38,7 +38,7 @@ constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);  // of a control 
 constexpr uint64_t kSlots = 8;
 constexpr uint64_t kLag = 3;
 
-// Of a slot. Has one writer. A small message is stored in the block that announces it.
+// Control block of a slot; only the slot's rank writes to it. A small message is stored in the block that announces it.
 struct alignas(kLineBytes) ControlBlock {
   std::atomic<uint64_t> step;  // grows only
   uint64_t signature;          // of the call that the step belongs to
@@ -59,11 +59,11 @@ struct alignas(kLineBytes) ReceiveControl {
   std::atomic<uint64_t> pieces;    // taken so far
 };
 
-constexpr size_t kBuffers = 2;      // for rendezvous messages, per rank; a pair at work holds one
+constexpr size_t kBuffers = 2;      // per rank, for rendezvous messages; each such message in flight holds one
 constexpr size_t kBufferParts = 2;  // one is filled while the other is emptied
 
-// Of one group. With more ranks, a slot would be too small to hold a cache line for each of the others, even with one
-// channel.
+// Most ranks of one group. With more ranks, a slot would be too small to hold a cache line for each other rank, even
+// with one channel.
 constexpr int kMostRanks = 256;
 
 // Sizes and offsets, the same on all ranks of a group.
@@ -74,11 +74,11 @@ constexpr int kMostRanks = 256;
 struct Layout {
   static constexpr size_t kMostBytes = size_t{60} << 20;  // of all regions
 
-  // Has fewer channels than asked for where a slot would not hold a cache line for each other rank.
+  // Uses fewer channels than asked for if a slot would otherwise not hold a cache line for each rank.
   Layout(int ranks, int most_channels);
 
   int channels;
-  size_t send_controls;  // all offsets from the start of the region
+  size_t send_controls;  // this one to `slots`: offsets from the start of the region
   size_t receive_controls;
   size_t eager_buffers;
   size_t buffers;
@@ -110,8 +110,8 @@ class Channel {
   size_t eager_bytes() const { return layout_.eager_bytes; }
   size_t part_bytes() const { return layout_.part_bytes; }
 
-  // Sets the call that the following steps belong to. `counts`: of each rank's signature, where those differ; else
-  // null.
+  // Sets the call that the following steps belong to. `counts`: the count in each rank's signature if ranks have
+  // different counts; otherwise null.
   void begin(Signature signature, const size_t* counts) {
     signature_ = signature;
     counts_ = counts;
@@ -179,7 +179,7 @@ class Channel {
   // Whether the process of a rank still has the group's memory: false once it has ended or destroyed the group.
   bool has(int rank) const { return segment_.locked(layout_.region(rank)); }
 
-  // Makes every rank's calls fail with this reason, or with the reason of a faster rank.
+  // Makes every rank's calls fail with this reason, or with the reason of a rank that has failed earlier.
   void fail(const std::string& reason);
   // Throws TransportError if a rank has called fail().
   void check_failed() const;

@@ -4,7 +4,7 @@
 
 #include "shares.hpp"
 
-#if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
+#if !defined(__clang__)  // GCC 12 warns about lambdas in a coroutine's frame as if other files saw the frame's class
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
 #endif
 
@@ -12,14 +12,14 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// Where a rank would read no more than this from the others, every rank reads and reduces everything, in one step. Above,
-// each rank reduces its share for all, in two steps.
+// An allreduce takes one step, in which every rank reduces everything, if a rank then reads no more bytes than this
+// from the others, or if there are so few ranks. Otherwise each rank reduces a share for all ranks, in two steps.
 constexpr size_t kOneStepReads = size_t{48} << 10;
 constexpr int kOneStepRanks = 2;
 
-// One step per piece: calls write(piece, step) in each, and read(piece, step) once the ranks [first, end) have published
-// it. A rank writes the next piece before it waits for the others, so that it does not wait for a rank that is only a
-// little behind.
+// One step per piece: calls write(piece, step) in each step, and read(piece, step) once the ranks [first, end) have
+// published the step. A rank writes the next piece before it waits for the others, so that it does not wait for a rank
+// that is only a little behind.
 template <typename Write, typename Read>
 Coroutine in_pieces(Channel& channel, size_t pieces, int first, int end, Write write, Read read) {
   uint64_t written = 0;
@@ -58,7 +58,7 @@ Coroutine allreduce_in_one_step(Channel& channel, const std::byte* input, std::b
 }
 
 // Two steps per piece: every rank writes the shares that the others reduce, and reduces its own share; then all ranks
-// collect the shares. Three pieces are in flight, so that no rank waits for one that is only a little behind:
+// collect the shares. Three pieces are in flight, so that no rank waits for another that is only a little behind:
 //
 //   write piece k | reduce piece k - 1 | collect piece k - 2
 //
@@ -78,7 +78,7 @@ Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::
     return Share{piece * length + own.begin(elements, width), own.count(elements, width)};
   };
   const bool receives = receiver == kAllRanks || receiver == self;
-  uint64_t written[2];  // the steps in which piece k was written and summed, at k % 2
+  uint64_t written[2];  // written[k % 2], summed[k % 2]: the steps in which piece k was written and summed
   uint64_t summed[2];
 
   for (size_t piece = 0; piece < pieces + 2; ++piece) {

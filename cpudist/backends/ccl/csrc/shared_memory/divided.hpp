@@ -1,4 +1,4 @@
-// A large call as several, each of which carries a part of it over a channel of its own.
+// Divides a large call into several, each of which carries a part of the data over a channel of its own.
 #pragma once
 
 #include <sched.h>
@@ -17,13 +17,13 @@ namespace cpudist::shared_memory {
 
 constexpr int kMostChannels = 8;
 
-// How many parts a call has where a group has so many channels. All threads of the pool join where one does, so a call
-// that is worth it has a part for each.
+// Number of parts of a call in a group with so many channels. All threads of OpenMP's pool join or none, so a call that
+// is large enough for the pool has a part for each channel.
 inline size_t parts_of(size_t bytes, size_t channels) { return bytes < parallel::least_bytes ? 1 : channels; }
 
-// The threads of a rank take the parts of a call step by step; a step carries a part by at most two pieces. Each thread
-// has parts of its own, which stay in its cache, and takes a step of those whose thread has not come: it may have no
-// core. A rank may carry all parts with one thread; the ranks need not agree about that.
+// The threads of a rank advance the parts of a call in steps of at most two pieces. Each thread has parts of its own,
+// which stay in its cache. It also advances the parts of threads that have not joined yet, perhaps because they have no
+// core. A rank may carry all parts with one thread, also if other ranks use several.
 class Divided final : public Request {
  public:
   using Requests = std::vector<std::unique_ptr<CollectiveRequest>>;
@@ -33,7 +33,7 @@ class Divided final : public Request {
     for (size_t i = 0; i < parts_.size(); ++i) parts_[i].request = std::move(requests[i]);
   }
 
-  // The others are called only while something moves, and not by each look of a rank that waits for a late one.
+  // Calls the other threads only while something moves, not in each poll of a rank that waits for a late rank.
   Progress test() override {
     if (!parts_[first_].request->has_turn()) return Progress::kWaiting;
     const int threads = moved_ && lost_ == Clock::duration::zero() ? parallel::available() : 1;
@@ -50,25 +50,25 @@ class Divided final : public Request {
   }
 
  private:
-  // The threads return after this time, because the engine's other calls wait meanwhile. With 8 threads, joining again
-  // takes 30 us. It is longer than a step, and shorter than a time slice of another program.
+  // The threads return after this time, because the engine's other calls wait meanwhile. It is long compared with
+  // joining again (30 us with 8 threads), longer than a step, and shorter than a time slice of another program.
   static constexpr std::chrono::microseconds kLongest{500};
-  // They return when nothing has moved for as long as joining takes three times.
+  // They also return when nothing has moved for this time, three times as long as joining takes.
   static constexpr std::chrono::microseconds kPatience{100};
 
   struct alignas(64) Share {
-    std::atomic_flag taken;                      // a thread is in it
+    std::atomic_flag taken;                      // a thread advances it
     std::unique_ptr<CollectiveRequest> request;  // null: complete
   };
 
-  // Returns whether it has moved. A part that is complete is gone.
+  // Returns whether the part has moved. Frees the request of a complete part.
   static bool advance(Share& part) {
     const Progress progress = part.request->test();
     if (progress == Progress::kComplete) part.request.reset();
     return progress != Progress::kWaiting;
   }
 
-  // Advances the part unless another thread is in it. Returns kComplete where it is gone.
+  // Advances the part unless another thread does. Returns kComplete if the part was complete before.
   Progress take(Share& part, size_t thread) {
     if (part.taken.test() || part.taken.test_and_set()) return Progress::kWaiting;
     Progress progress = Progress::kComplete;
@@ -82,18 +82,18 @@ class Divided final : public Request {
 
   bool advance_all(size_t threads) {
     const auto begin = Clock::now();
-    std::atomic<uint64_t> come{0};                                // the threads that have come, by bits
+    std::atomic<uint64_t> come{0};                                // bit i: thread i has joined
     std::atomic<Clock::duration> moved{Clock::duration::zero()};  // when a part has moved last
     Clock::time_point done;                                       // when the calling thread has left
     parallel::run(static_cast<int>(threads), [&](int number) {
-      const kernels::DefaultFloatingPoint floating_point;  // a thread may have another state than the one that waits
+      const kernels::DefaultFloatingPoint floating_point;  // a thread may have another state than the waiting thread
       const auto thread = static_cast<size_t>(number);
       if (thread < parts_.size()) come |= uint64_t{1} << thread;
       for (bool left = true; left;) {
         const auto now = Clock::now() - begin;
         bool some_moved = left = false;
         for (size_t i = 0; i < parts_.size(); ++i) {
-          const size_t part = (thread + i) % parts_.size();  // its own one first: meanwhile the other threads come
+          const size_t part = (thread + i) % parts_.size();  // its own part first; meanwhile the other threads join
           if (const size_t owner = part % threads; owner != thread && (come >> owner & 1) != 0) continue;
           const Progress progress = take(parts_[part], thread);
           some_moved = some_moved || progress == Progress::kMoved;
@@ -109,8 +109,8 @@ class Divided final : public Request {
     return moved.load() > Clock::duration::zero();
   }
 
-  // How long the calling thread has waited for one whose core another program has. It then carries calls alone for as
-  // long, so it loses at most twice what such waiting takes, and takes at most twice as long as it would always alone.
+  // How long the calling thread has waited for threads whose core another program has. It then carries calls alone for
+  // as long. So it loses at most twice this time, and takes at most twice as long as a thread that is always alone.
   static inline thread_local Clock::duration lost_{};
 
   std::vector<Share> parts_;

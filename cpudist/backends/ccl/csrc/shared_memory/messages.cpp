@@ -42,8 +42,8 @@ Coroutine Messages::send(const std::byte* data, size_t bytes, int destination) {
   return eager ? send_eager(data, bytes, destination) : send_rendezvous(data, bytes, destination);
 }
 
-// Waits only until the receiver has taken the message that lay there before. One message in the control block and one in
-// the eager buffer may be on their way together.
+// Waits only until the receiver has taken the previous message from the same place, the control block or the eager
+// buffer. One message in each of the two places may be in flight at the same time.
 Coroutine Messages::send_eager(const std::byte* data, size_t bytes, int destination) {
   Pair& pair = sent_[destination];
   uint64_t& before = bytes <= kPayload ? pair.in_control : pair.in_eager;

@@ -5,9 +5,9 @@
 //   ReceiveControl  written by the receiver: how many pieces it has taken, and how many messages it has begun to await
 //
 // Short messages are stored in the control block itself, eager ones of up to 64 KB in a buffer of the pair, so sending
-// completes without the receiver. Longer ones are rendezvous messages: they go in pieces through one of the sender's
-// buffers, which it takes only once the receiver waits for the message. So a message that nobody receives cannot block
-// messages to other ranks. A part of a buffer is written again when the receiver has taken the piece that it held.
+// completes without the receiver. Longer ones are rendezvous messages: they go in pieces through a buffer of the
+// sender, which the sender takes only once the receiver waits for the message. So a message that nobody receives cannot
+// block messages to other ranks. A part of a buffer is reused when the receiver has taken its piece.
 #pragma once
 
 #include <array>
@@ -22,16 +22,16 @@ class Messages {
  public:
   explicit Messages(Channel& channel);
 
-  // At most one of each in flight per peer. Both ends give the same number of bytes.
+  // At most one send and one receive may be in flight per peer. Both ends give the same number of bytes.
   Coroutine send(const std::byte* data, size_t bytes, int destination);
   Coroutine receive(std::byte* data, size_t bytes, int source);
 
  private:
   struct Pair {
     uint64_t messages = 0;    // begun, including the one in flight
-    uint64_t pieces = 0;      // of all messages before the one in flight
+    uint64_t pieces = 0;      // sent or received so far, over all messages
     uint64_t in_control = 0;  // the piece that the control block holds, or held last
-    uint64_t in_eager = 0;    // the same of the eager buffer
+    uint64_t in_eager = 0;    // the same for the eager buffer
   };
 
   Coroutine send_eager(const std::byte* data, size_t bytes, int destination);

@@ -1,4 +1,4 @@
-// Calls in flight: a coroutine, and a look now and then at the rank that it waits for.
+// Calls in flight: each is a coroutine, with an occasional check of the rank that it waits for.
 #pragma once
 
 #include <utility>
@@ -9,8 +9,8 @@
 
 namespace cpudist::shared_memory {
 
-// How often a request looks before it reports that nothing has moved: longer than a cache line takes to arrive from a
-// peer, and much shorter than a time slice of a process that shares the core.
+// How often a request tests its condition before it reports that nothing has moved. This takes longer than the arrival
+// of a cache line from a peer, and much less time than a time slice of a process that shares the core.
 constexpr int kLooks = 16;
 // How many stops of a coroutine one test may pass; each is followed by the work of at most one piece.
 constexpr int kStops = 2;
@@ -26,11 +26,11 @@ inline Progress advance(const Coroutine& work) {
   return Progress::kMoved;
 }
 
-// Advances the work of a request, and watches the peer that it waits for: one that has ended, or has destroyed the group,
-// does not send any more.
+// Advances the work of a request, and watches the peer that it waits for: a peer that has ended, or has destroyed the
+// group, sends nothing more.
 class Advance {
  public:
-  // Throws TransportError, the same on all ranks, where a rank has failed or has gone.
+  // Throws TransportError, the same on all ranks, if a rank has failed, has ended or has left the group.
   Progress operator()(Channel& channel, const Coroutine& work) {
     try {
       const Progress progress = advance(work);

@@ -19,7 +19,7 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// Throws the error of the last system call, after it has closed the descriptor.
+// Closes the descriptor and throws the error of the last system call.
 [[noreturn]] void fail(const std::string& what, int descriptor = -1) {
   const int error = errno;
   if (descriptor >= 0) close(descriptor);
@@ -55,7 +55,7 @@ Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_
 
 Segment Segment::create(size_t bytes) {
   const int descriptor = make_file();
-  // The seals forbid other processes to shrink the file, after which an access would raise SIGBUS.
+  // The seals keep other processes from shrinking the file: an access beyond its end would raise SIGBUS.
   if (fchmod(descriptor, 0600) != 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ||
       fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     fail("setting up shared memory", descriptor);

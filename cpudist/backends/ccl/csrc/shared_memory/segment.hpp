@@ -1,7 +1,7 @@
 // Memory that the ranks of one machine share.
 //
 // It has no name: one rank creates it with memfd_create, the others open it as /proc/PID/fd/FD. The kernel frees it
-// when the last process that maps it ends, also when that is killed. It does not need /dev/shm, which is small in
+// when the last process that maps it ends, also if that process is killed. It does not need /dev/shm, which is small in
 // containers.
 #pragma once
 
@@ -23,14 +23,14 @@ class Segment {
   // The argument of open() in another process.
   std::string address() const;
 
-  // Allocates the memory of this range, near the calling thread's processor. Without it, an access raises SIGBUS when
-  // the machine's memory is full.
+  // Allocates the memory of this range, near the calling thread's processor. An access to memory that is not allocated
+  // raises SIGBUS when the machine's memory is full.
   void allocate(size_t offset, size_t bytes);
 
-  // Takes a lock on one byte, which the kernel releases when this process ends, also when it is killed, and when the
-  // segment is destroyed. A forked child does not inherit it.
+  // Locks one byte. The kernel releases the lock when the segment is destroyed or this process ends, also when the
+  // process is killed. A forked child does not inherit the lock.
   void lock(size_t offset);
-  // Whether another process has a lock on this byte. Always true for this process's own.
+  // Whether this process or another one has locked this byte. Also true if the kernel cannot be asked.
   bool locked(size_t offset) const;
 
   // Enters the first pages into this process's page table now, so that the first calls are not slower. Errors are
@@ -45,12 +45,12 @@ class Segment {
 
  private:
   Segment(int descriptor, size_t bytes);
-  // The start of the segment. It identifies the segment, because process numbers repeat in containers and over time.
+  // A random number at the segment's start, which identifies the segment: PIDs repeat in containers and over time.
   uint64_t& secret() const { return *reinterpret_cast<uint64_t*>(data_); }
 
   int descriptor_;
   size_t bytes_;
-  size_t locked_ = 0;  // the byte that this process has locked; 0 is never locked
+  size_t locked_ = 0;  // offset of the byte that this process has locked; 0 for none
   std::byte* data_;
 };
 

@@ -1,4 +1,4 @@
-// How ranks divide messages, and the slots that these go through.
+// How ranks divide messages, and the slots that carry them.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 
 namespace cpudist::shared_memory {
 
-// memcpy's arguments must not be null, even to copy nothing, and the two may be the same memory.
+// A memcpy that allows null pointers where nothing is copied, and a copy to the same place.
 inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-// One of the parts into which elements are divided. Parts begin at whole cache lines.
+// One of the parts into which elements are divided. Parts begin at multiples of a cache line.
 struct Part {
   size_t begin(size_t elements, size_t width) const {
     if (parts == 1) return number * elements;

@@ -13,13 +13,13 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// A rank that receives nothing may have no buffer.
+// Where a part begins in a buffer, which may be null on a rank that receives nothing.
 template <typename Pointer>
 auto at(Pointer data, Part part, size_t count, size_t width) {
   return data == nullptr ? nullptr : bytes(data) + part.begin(count, width) * width;
 }
 
-// Of each rank's buffer of counts[r] elements, where this part begins.
+// Where this part begins in each rank's buffer of counts[r] elements.
 template <typename To, typename From>
 std::vector<To> all_at(const std::vector<From>& pointers, Part part, const std::vector<size_t>& counts, size_t width) {
   std::vector<To> result;
@@ -30,7 +30,7 @@ std::vector<To> all_at(const std::vector<From>& pointers, Part part, const std::
   return result;
 }
 
-// This part's share of each rank's elements, times `unit`.
+// The number of each rank's elements in this part, times `unit`.
 std::vector<size_t> counts_of(std::vector<size_t> counts, Part part, size_t width, size_t unit) {
   for (size_t& count : counts) count = part.count(count, width) * unit;
   return counts;
@@ -87,7 +87,7 @@ class SharedMemory final : public Transport {
     });
   }
 
-  // In one part: each rank has its own counts only.
+  // Not divided into parts, because each rank has only its own counts.
   RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts, std::vector<void*> outputs,
                       std::vector<size_t> output_counts, DataType type) override {
     const size_t width = size_of(type);
@@ -143,8 +143,8 @@ class SharedMemory final : public Transport {
     });
   }
 
-  // `counts`: of each rank's signature, where those differ. `bytes`: of the whole call, the same on all ranks.
-  // start(channel, part) begins a part of the call on a channel.
+  // `counts`: the count in each rank's signature if ranks have different counts. `bytes`: of the whole call, the same
+  // on all ranks. start(channel, part) begins a part of the call on a channel.
   template <typename Start>
   RequestPtr collective(Signature signature, const std::vector<size_t>& counts, size_t bytes, Start start) {
     shared_memory_traffic.count(bytes);
@@ -177,9 +177,9 @@ std::string error_of(Attempt attempt) {
 
 }  // namespace
 
-// All ranks decide together. Round one: every rank publishes how many channels it has threads for, and rank 0 where the
-// memory is. Round two: every rank publishes whether it could open the memory and allocate its region. A rank that has
-// failed takes part in both rounds and says so.
+// All ranks decide together. Round one: every rank publishes how many channels it has threads for, and rank 0 the
+// address of the memory. Round two: every rank publishes whether it could open the memory and allocate its region. A
+// rank that has failed takes part in both rounds and reports its failure.
 TransportPtr create(const Group& group, std::string& why) {
   if (group.size > kMostRanks) {
     why = std::to_string(group.size) + " ranks on one machine, more than " + std::to_string(kMostRanks);
