@@ -203,7 +203,7 @@ def batches(loader: Iterable[Any], *, trim: torch.nn.Module | None = None) -> It
     """
     devices = require().backend.devices
     if trim is not None and devices.type != "cpu":
-        raise UserError(f"trim is for CPUs: {devices.type} compiles each width anew; leave it out")
+        raise UserError(f"trim is for CPUs: {devices.type} compiles for each width; leave it out")
     return devices.batches(loader if trim is None else TrimmedBatches(loader, trim))
 
 
@@ -227,7 +227,7 @@ def shares(
         The sampler, with `set_epoch`, `state_dict` and `load_state_dict`: a loop can resume on any number of ranks.
 
     Raises:
-        UserError: there is no running job, or `batch_size` is no whole number.
+        UserError: there is no running job, or `batch_size` is no whole number from 1 on.
 
     Examples:
         Under ``mpirun -n 2 python``, on each rank:
@@ -237,7 +237,8 @@ def shares(
         >>> [len(batch) for batch in loader]
         [16, 4]
     """
-    size = checked("batch_size", batch_size, index)
+    if (size := checked("batch_size", batch_size, index)) == 0:
+        raise UserError("batch_size must be a whole number from 1 on, not 0")
     return SharesSampler(require().balance, dataset, size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
 

@@ -56,7 +56,7 @@ def _prepare(module: ModuleType) -> None:
         if job.current() is not None:
             original(self)
         elif self.ddp_backend == "ccl" and isinstance(launcher, Single):
-            refuse("ddp_backend ccl in one process without a launcher: start the script by mpirun, or by cpudist run")
+            refuse("ddp_backend ccl needs a launcher: start the script by mpirun, or by cpudist run")
         elif self.ddp_backend == "ccl":
             try:
                 api.init("ccl")
@@ -71,7 +71,7 @@ def _prepare(module: ModuleType) -> None:
             time_trainer(started)
         elif given := [name for name in added if getattr(self, name) != cls.__dataclass_fields__[name].default]:
             options = " and ".join(f"--{name}" for name in given)
-            refuse(f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train")
+            refuse(f"{options} needs a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train")
         else:
             original(self)
 

@@ -134,7 +134,7 @@ def _trusted(file: Path, what: str) -> Path:
     """Return `file`, or raise UserError if another user can change it or one of the three folders above it."""
     for path in (file, *file.parents[:3]):
         if path.exists() and (problem := why_not_trusted(path)):
-            remedy = f"mend that (as root: chown -R root {file.parents[2]}), or set CPUDIST_CACHE to another folder"
+            remedy = f"correct that (as root: chown -R root {file.parents[2]}), or set CPUDIST_CACHE to another folder"
             raise UserError(f"{what} is not loaded: {problem}; {remedy}")
     return file
 

@@ -184,7 +184,7 @@ def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | 
     # A launcher that numbers nodes may place several on one machine.
     numbered = members[0].placement.node_rank is not None
     if len(machines) < world.node_count and not numbered:
-        return f"{world.launcher} takes {where} for {world.node_count} hosts, so ranks share cores; {remedy}"
+        return f"{world.launcher} counts {where} as {world.node_count} hosts, so ranks share cores; {remedy}"
     if requested_nodes is not None and len(machines) < requested_nodes:
         return f"{world.launcher} was asked for {requested_nodes} hosts, but all ranks run on {where}; {remedy}"
     return ""

@@ -77,7 +77,7 @@ def test_ranks_that_run_elsewhere_than_promised() -> None:
     said = elsewhere(one, assign_nodes(one, "mpich")[0], requested_nodes=2)
     assert said.startswith("mpich was asked for 2 hosts, but all ranks run on same-name; ")
     said = elsewhere(alias, assign_nodes(alias, "mpich")[0], requested_nodes=None)
-    assert said.startswith("mpich takes same-name for 2 hosts, so ranks share cores; ")
+    assert said.startswith("mpich counts same-name as 2 hosts, so ranks share cores; ")
 
 
 def test_variables_that_open_mpi_keeps_from_other_hosts_are_named_once() -> None:

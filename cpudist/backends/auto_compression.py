@@ -59,7 +59,7 @@ def _choice(seconds: float, step: float) -> tuple[str, str]:
     found = f"the gradients cross the network in {seconds:.3g} s, a step takes {step:.3g} s"
     if seconds <= _SHARE * step:
         return "none", found
-    more = "; int8 or powersgd spare more" if seconds / 2 > _SHARE * step else ""
+    more = "; int8 or powersgd send less" if seconds / 2 > _SHARE * step else ""
     return "bf16", f"{found}{more}"
 
 

@@ -83,7 +83,7 @@ def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, 
         choices = known[name].choices
         needed = known[name].needs
         if needed and value and not values.get(needed):
-            raise UserError(f"{known[name].flag} has no effect without {known[needed].flag}; give that, too")
+            raise UserError(f"{known[name].flag} has no effect without {known[needed].flag}; give both")
         if choices and value not in (*choices, known[name].default):
             allowed = ", ".join(map(str, choices))
             raise UserError(f"{known[name].flag} {value} is not known; give the backend {backend} one of {allowed}")

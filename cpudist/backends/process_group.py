@@ -197,7 +197,7 @@ PATCHES = (
     Patch("torch.distributed.distributed_c10d:default_pg_timeout", "groups of a script get the job's timeout"),
     Patch(
         "torch.cuda:set_device",
-        "scripts for GPUs call it without one, and torch's error is about a missing attribute",
+        "scripts for GPUs call it where there is none, and torch's error is about a missing attribute",
         lambda original, _: original if torch.cuda.is_available() else _no_gpu,
         "device",
     ),

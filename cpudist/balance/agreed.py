@@ -94,7 +94,7 @@ class Balance:
         """Note an optimizer's step; raise UserError if no model has applied the weight of the batch."""
         batch = self._batch
         if batch and batch.weight != 1 and not batch.weighted:
-            why = f"a step was made with a batch of {batch.samples} samples, unequal to others', without its weight"
+            why = f"an optimizer step used a batch of {batch.samples} samples without its weight in the average"
             raise UserError(f"{why}; wrap the model by cpudist.wrap and call the wrapped one")
         if batch:
             batch.stepped = True
@@ -107,7 +107,7 @@ class Balance:
         batch, loss = self._batch, given["tensors"] if given.get("grad_tensors") is None else None
         if batch and batch.weighted and isinstance(loss, torch.Tensor) and sums_over(loss, batch.samples):
             remedy = "divide it by the number of samples"
-            raise UserError(f"the loss is a sum over the samples of a batch, and cpudist.shares weighs means; {remedy}")
+            raise UserError(f"the loss is a sum over the samples of a batch, and cpudist.shares needs a mean; {remedy}")
 
     def of_all_ranks(self, count: int) -> int:
         """Return a count, as of tokens, over all ranks: `count` divided by this rank's part of the newest batch."""

@@ -98,7 +98,7 @@ class Balancer:
         few, each = len(best) <= _TOLD, ", ".join(map(str, best[:-1]))
         told = f"{each} and {best[-1]}" if few else f"{min(best)} to {max(best)}"
         growth, rank = max((new / old, rank) for rank, (new, old) in enumerate(zip(best, self._largest, strict=True)))
-        grows = f"; {self._names[rank]} has computed {self._largest[rank]} at most so far" if growth > 1 else ""
+        grows = f"; {self._names[rank]}'s largest share so far was {self._largest[rank]}" if growth > 1 else ""
         why = f"{slow} computes {min(speeds) / max(speeds):.2f} of {fast}'s samples a second"
         say(f"{why}: shares {told} of {sum(best)}; steps {faster:.1f} times as fast{grows}")
         return {"step": now[0].steps, "shares": best, "speeds": [float(f"{speed:.4g}") for speed in speeds]}

@@ -64,13 +64,11 @@ def run(
         times = take_turns(
             {key: together(candidate, own[GLOO]) for key, candidate in candidates.items()}, _turns(size, quick)
         )
-        comparisons.append(Comparison(name, precision.name(dtype), times, _pairs(*times), size))
+        # gloo's time is divided by that of the job's group, and this by each other candidate's
+        job, *others = times
+        pairs = tuple((GLOO, job) if key == GLOO else (job, key) for key in others)
+        comparisons.append(Comparison(name, precision.name(dtype), times, pairs, size))
     return comparisons
-
-
-def _pairs(own: str, *others: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs to divide: gloo's time by that of the job's group, and the group's by each other candidate's."""
-    return tuple((GLOO, own) if name == GLOO else (own, name) for name in others)
 
 
 def _call(name: str, count: int, ranks: int, dtype: torch.dtype) -> Callable[..., object]:

@@ -62,7 +62,7 @@ def is_starved(host: HostFigures) -> bool:
 def _hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
     for host in hosts:
         if not host.shares_folder:
-            message = f"does not share the working folder of {hosts[0].name}: checkpoints need one"
+            message = f"does not share the working folder of {hosts[0].name}: checkpoints need a shared folder"
             yield Finding("warning", host.name, message, "share one by NFS, or save in a folder that is shared")
         if host.shared_memory < _SHARED_MEMORY:
             message = f"has {size(host.shared_memory)} free in /dev/shm"
@@ -83,7 +83,7 @@ def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> tuple[str, str]:
         clock = f": its clock is {host.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
         return clock, "look at its cooling and its power settings: cpupower frequency-info"
     if host.load > max(1.0, 2 * statistics.median_low(other.load for other in hosts)):
-        return f": {host.load:.1f} programs want each of its CPUs", "end them, or leave it out"
+        return f": {host.load:.1f} programs wait for each of its CPUs", "end them, or leave it out"
     return "", waits
 
 
@@ -114,7 +114,7 @@ def _links(now: ClusterFigures) -> Iterator[Finding]:
             return Finding("warning", about, f"{way}{bits(max(link.bandwidth for link in links))}{where}", remedy)
         times = [f"{1e6 * latency:.0f}" for latency in (min(link.latency for link in links), usual.latency)]
         message = f"a message takes {times[0]} us{where} where others take {times[1]}"
-        return Finding("warning", about, message, "look for a detour, or for other traffic")
+        return Finding("warning", about, message, "look for a slower route, or for other traffic")
 
     left = [*slow, *(link for link in late if link not in slow)]
     ends = [

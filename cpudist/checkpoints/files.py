@@ -100,7 +100,7 @@ def write(
 
     def check_all() -> None:
         if target.exists() and not (target / manifest.FILE).is_file() and (target.is_file() or any(target.iterdir())):
-            raise UserError(f"{target} is there and is no checkpoint of cpudist; move it, or save elsewhere")
+            raise UserError(f"{target} exists and is no checkpoint of cpudist; move it, or save elsewhere")
         check()
 
     written = publisher.begin(target.name, ranks, ranks.rank == 0, check_all)
@@ -123,7 +123,7 @@ def write(
         files = {name: checksum for part in parts for name, checksum in part.items()}
         if missing := [name for name in files if not (written / name).exists()]:
             remedy = "save on a disk that all hosts share"
-            raise UserError(f"{names_of(missing, 'name')} of {target} cannot be seen here; {remedy}")
+            raise UserError(f"{names_of(missing, 'name')} of {target} cannot be seen on rank 0; {remedy}")
         job = current()
         manifest.seal(written, step, ranks.size, [] if job is None else job.run_ids, known=files)
 

@@ -128,7 +128,7 @@ class Publisher:
         # Wait until all ranks have published: a rank that continues may end the job.
         self._each(ranks, target.name, lambda: folders.publish(written, self.folder) if publishes else None)
         if publishes and not target.is_dir():
-            raise UserError(f"{written} has gone: does another job save in {self.folder}? give each its own folder")
+            raise UserError(f"{written} is missing: does another job save in {self.folder}? give each its own folder")
         self.saved[:] = [*(path for path in self.saved if path != target), target]
         if job is not None:
             job.record.checkpoint = target.name

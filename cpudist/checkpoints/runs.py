@@ -53,5 +53,5 @@ def newest_whole(
         if ranks.rank == 0:
             say(f"warning: {found[step]} is damaged: {wrong}; trying the one before")
     if steps:
-        raise UserError(f"no checkpoint in {folder} is whole; to begin anew, move them away")
+        raise UserError(f"every checkpoint in {folder} is damaged; to begin anew, move them away")
     return None

@@ -137,7 +137,7 @@ class Checkpoints:
     def _write(self, tree: dict[str, Any], target: Path, ranks: Ranks, step: int) -> None:
         def check() -> None:
             if (target / manifest.FILE).is_file() and step not in self._own():
-                raise UserError(f"{target} is of an earlier run; move it, or save in another folder")
+                raise UserError(f"{target} belongs to an earlier run; move it, or save in another folder")
 
         publisher = publisher_of(self.folder)
         files.write(tree, target, ranks, publisher, step, check)
@@ -173,7 +173,7 @@ def check_shared(folder: Path, ranks: Ranks) -> None:
         probe = ranks.first(lambda: stack.enter_context(folders.probe(above)))
         blind = [rank for rank, sees in enumerate(ranks.all_gather(not probe or Path(probe).exists())) if not sees]
     if blind:
-        raise UserError(f"the hosts do not share {folder}: rank {blind[0]} has another one than rank 0; {_SHARED}")
+        raise UserError(f"the hosts do not share {folder}: rank {blind[0]} sees another folder than rank 0; {_SHARED}")
 
 
 def _ours(folder: Path) -> dict[int, Path]:

@@ -21,7 +21,7 @@ what is measured:
   hosts         (10 minutes, longer where the network is slow) a training step across hosts, of a 24-million-parameter
                 BERT under DistributedDataParallel, 4 x 128 tokens per rank: gradients as --compress auto chooses, as
                 they are, as bf16 and int8, and by PowerSGD, on ccl; as they are and by PowerSGD on gloo; and a step
-                without communication, of which the others are multiples. It says what --compress is worth on
+                without communication, with which the others are compared. It says what --compress is worth on
                 this network (cpudist docs slow-networks).
                 All of it needs about 6 GB of memory a rank, less with --only
 

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         print(*found, sep="\n")
         print(f"\nA page is shown by its name: cpudist docs PAGE; the files are in {PAGES}")
     else:
-        raise UserError(f"no page is called {wanted} or speaks of it; see the list of pages: cpudist docs")
+        raise UserError(f"no page is called {wanted} or mentions it; see the list of pages: cpudist docs")
 
 
 def _show(text: str) -> None:

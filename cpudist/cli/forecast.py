@@ -19,8 +19,8 @@ HELP = "how a training would do on more hosts"
 DESCRIPTION = """\
 Forecast a training on several hosts with each --compress: a step's time, efficiency against one host, memory of a rank.
 The script makes its steps here first. RUN is an output folder of Trainer or the record of a run with --timeline. Each
-rank keeps its batch; with --hostfile hosts have the speeds of their `share=` there, and train with --balance. The rows
-of this run, and of later ones that follow it, also have what was measured.
+rank keeps its batch size; with --hostfile, hosts have the relative speeds of their `share=`, as with --balance. Rows of
+RUN, and of further runs after it, also show the measured time of a step.
 """
 EPILOG = """\
 examples:
@@ -38,7 +38,8 @@ _HEAD = ("hosts", "--compress", "step", "measured", "samples/s", "efficiency", "
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("words", nargs="+", metavar="RUN", help="a folder or record, or -- SCRIPT.py [ARGS...]")
-    parser.add_argument("--hosts", type=_counts, default=[2, 4, 8], metavar="N,N,…", help="how many (default: 2,4,8)")
+    numbers = "numbers of hosts, such as 2,4,8 (default)"
+    parser.add_argument("--hosts", type=lambda text: [*map(count, text.split(","))], default=[2, 4, 8], help=numbers)
     rate = "such as 1gbit (default: that of cpudist test)"
     parser.add_argument("--network", type=network_rate, metavar="RATE", help=rate)
     parser.add_argument("--hostfile", type=read, metavar="FILE", help="hosts with shares; the first is one of the run")
@@ -86,7 +87,3 @@ def network_rate(text: str) -> float:
     if not found or not float(found[1]):
         raise argparse.ArgumentTypeError(f"give a rate such as 100mbit or 10gbit, not {text!r}")
     return _USABLE * float(found[1]) * _BITS[found[2]] / 8
-
-
-def _counts(text: str) -> list[int]:
-    return [count(number) for number in text.split(",")]

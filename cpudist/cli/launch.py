@@ -61,7 +61,7 @@ def add_options(parser: Parser) -> None:
 
 def add_common_options(parser: Parser) -> None:
     """Add the options that `cpudist launch` and `cpudist run` share."""
-    often = "how often to restart after failures, of which those within a day count (default 0)"
+    often = "how many restarts are allowed after failures within a day (default 0)"
     parser.add_argument("--max-restarts", type=count_from_zero, default=0, metavar="N", help=often)
     parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
 

@@ -93,9 +93,9 @@ def _shares(hosts: Sequence[Host]) -> str:
     """Return a line with each host's part of a step's samples, from the hostfile or proposed by measured speeds."""
     parts = shares(hosts)
     if not parts and (proposed := proposed_shares(product_speed.of_hosts(host.name for host in hosts))):
-        return f"by the speeds that cpudist test has measured, with --balance, for this hostfile: {proposed}"
+        return f"for this hostfile with --balance, by the speeds that cpudist test has measured: {proposed}"
     each = [f"{host.name} {part:.2f}" for host, part in zip(hosts, parts or [1 / len(hosts)] * len(hosts), strict=True)]
-    return f"with --balance these parts of a step's samples to begin with: {', '.join(each)}"
+    return f"with --balance, the first shares of a step's samples: {', '.join(each)}"
 
 
 def _measure(script: Sequence[str], to: TextIO) -> None:

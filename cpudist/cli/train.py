@@ -127,12 +127,10 @@ def _parser() -> Parser:
     parser.add_argument("--checkpoint-on-signal", action="store_true", help=what)
     what = "a Trainer goes on once a checkpoint is copied in memory; a thread writes the copy before the training ends"
     parser.add_argument("--async-checkpoint", action="store_true", default=None, help=what)
-    auto = (
-        "auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, or the script's"
-    )
-    parser.add_argument("--resume", choices=RESUME, help=f"{auto}; never: it starts at its first step again")
+    auto = "auto (default): a restarted Trainer or cpudist.Checkpoints goes on from its newest complete checkpoint"
+    parser.add_argument("--resume", choices=RESUME, help=f"{auto}; never: it starts at the first step again")
     what = "end the job with all ranks' stacks after so long without a step, a collective or a batch on any rank"
-    when = "counted from the first step on (default: never); longer than saving or evaluating takes"
+    when = "counted from the first step on (default: never); give more than saving or evaluating takes"
     parser.add_argument("--stall", metavar="SECONDS", help=f"{what}, {when}")
     what = "let each rank's share of a training step follow its speed, on unequal hosts; the model stays the same"
     parser.add_argument("--balance", action="store_true", default=None, help=what)

@@ -41,7 +41,7 @@ def quota(cpus: float | None) -> Finding:
     if cpus == threads:
         return Finding("ok", "CPU quota", what)
     if cpus < 1:
-        what += f", which runs for {cpus:.0%} of the time"
+        what += f", which may run for {cpus:.0%} of the time"
     return Finding("warning", "CPU quota", what, "give a whole number of CPUs (limits.cpu, docker --cpus, CPUQuota)")
 
 

@@ -211,7 +211,7 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list
     if found.memory < needed:
         wrong(
             "error",
-            f"has {size(found.memory)} of free memory, and {host.slots or 1} ranks need {size(needed)} at least",
+            f"has {size(found.memory)} of free memory, but {host.slots or 1} ranks need at least {size(needed)}",
             "end what uses it, or start fewer ranks there",
         )
     return findings
@@ -223,7 +223,7 @@ def _unlike(facts: dict[Host, Facts]) -> Iterator[tuple[Host, Finding]]:
     usual = max(cores.values(), key=lambda one: (list(cores.values()).count(one), one), default=0.0)
     for host, own in cores.items():
         if own != usual:
-            message = f"has {own:.3g} of its cores for each rank, other hosts {usual:.3g}: ranks wait for slower ones"
+            message = f"has {own:.3g} of its cores for each rank, other hosts {usual:.3g}: ranks with more cores wait"
             remedy = "give it slots in proportion to its cores, or see what limits them: cpudist doctor there"
             yield host, Finding("warning", place(host), message, remedy)
 

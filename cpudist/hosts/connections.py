@@ -72,8 +72,8 @@ def judge_networks(trials: Sequence[Trial]) -> tuple[list[Finding], str | None]:
     only = live[0] if dead and len(live) == 1 and not (_FABRICS.is_dir() and any(_FABRICS.iterdir())) else None
     findings = []
     for name, trial in dead.items():
-        by_hand = f"choose by --interface {' or '.join(live)}" if live else f"take it down: ip link set {name} down"
-        remedy = f"the job uses {only} alone; choose by --interface" if only else by_hand
+        by_hand = f"choose one by --interface {' or '.join(live)}" if live else f"take it down: ip link set {name} down"
+        remedy = f"the job uses only {only}; to choose another one, give --interface" if only else by_hand
         message = f"leads nowhere: {names([trial.source])} cannot connect to {trial.target.name} at {trial.error}"
         findings.append(Finding("warning", f"interface {name}", message, remedy))
     return findings, only

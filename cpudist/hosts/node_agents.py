@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class NodeAgents:
         if not poll(started, _START_SECONDS * math.ceil(len(waiting) / AT_ONCE)):
             silent = next(agent for agent in self._agents if not agent.answered)
             self.end()
-            why = f"{silent.host.where}: on {silent.host.name} the agent that would kill lost processes does not start"
+            why = f"{silent.host.where}: on {silent.host.name} no agent starts, which would kill lost processes"
             raise UserError(f"{why}; try: ssh {silent.host.name} true")
 
     @property
@@ -114,6 +115,8 @@ class NodeAgents:
         for agent in self._agents:
             for rank in agent.receive():
                 self.first_ended.setdefault(agent.host.name, rank)
+                if agent.is_here:  # where it is called localhost, Hydra prints this name
+                    self.first_ended.setdefault(socket.gethostname(), rank)
         return False
 
 
@@ -121,7 +124,7 @@ def _allow_files(count: int) -> None:
     """Raise the soft limit on open files to `count`; `UserError` if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
-        raise UserError(f"so many hosts need {count} open files, and this session may have {hard}; raise ulimit -Hn")
+        raise UserError(f"so many hosts need {count} open files, but this session allows {hard}; raise ulimit -Hn")
     if soft != resource.RLIM_INFINITY and soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 

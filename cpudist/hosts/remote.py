@@ -47,9 +47,9 @@ _REMEDIES = {  # ssh's messages, and the remedy for each.
     "Permission denied": "let this user in without a password: ssh-copy-id {host}",
     "IDENTIFICATION HAS CHANGED": "if it was installed anew: ssh-keygen -R {host}; if not, another machine answers",
     "Host key verification failed": "accept its key once: ssh {host} true",
-    "No route to host": "see that it is on and its cable plugged in, or take its line out",
-    "Network is unreachable": "see that this host has a route to it, or take its line out",
-    "timed out": "see that it is on and no firewall drops port 22, or take its line out",
+    "No route to host": "check its power and cable, or remove its line",
+    "Network is unreachable": "check this host's route to it, or remove its line",
+    "timed out": "check that it is on and no firewall drops port 22, or remove its line",
 }
 
 Answer = str | Finding  # The standard output of a program on a host, or why it failed.
@@ -166,7 +166,7 @@ async def program_on(
         try:
             return await asyncio.wait_for(read(), timeout)
         except TimeoutError:
-            remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
+            remedy = f"log in and see what keeps it busy, or remove its line: ssh {host.name}"
             return _failure(host, f"does not answer within {timeout:g} s", remedy)
 
     try:

@@ -166,7 +166,7 @@ class Restarts:
             return
         left = len(hosts) - len(self.left_out) - 1
         if left < least:
-            say(f"{host.name} failed twice in a row, and stays: without it {left} hosts are left (--min-nodes {least})")
+            say(f"{host.name} failed twice in a row, but stays: without it {left} hosts are left (--min-nodes {least})")
             return
         self.left_out.append(host)
         say(f"warning: going on without {host.where}: {host.name}, which failed twice in a row")

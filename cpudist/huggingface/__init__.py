@@ -63,7 +63,7 @@ PATCHES = (  # The patches of a module are applied in this order.
     ),
     Patch(
         "accelerate.state:AcceleratorState.__init__",
-        "accelerate computes in float32 on CPUs where float16 is asked for, without a word",
+        "accelerate computes in float32 on CPUs where float16 is asked for, without a warning",
         accelerate_patches.state_init,
         "self, mixed_precision, ...",
         until="accelerate refuses float16 on CPUs",
@@ -95,7 +95,7 @@ PATCHES = (  # The patches of a module are applied in this order.
     ),
     Patch(
         "transformers.training_args:TrainingArguments.__post_init__",
-        "a CPU job needs no --use_cpu; ddp_timeout has no effect on CPUs; local_rank and bucket sizes are the job's",
+        "a CPU job needs no --use_cpu; ddp_timeout has no effect on CPUs; the job sets local_rank and bucket sizes",
         training_arguments.post_init,
         "self",
     ),
@@ -218,7 +218,7 @@ def _leave(module: ModuleType, name: str, package: Any, context: Context) -> Non
     if owner is None:
         raise UserError(f"{unknown}; {remedy}")
     if job.world.rank == 0 and package.__name__ not in context.unknown:
-        means = "unchanged" if job.world.backend == "gloo" else "until it is used"
+        means = "unchanged" if job.world.backend == "gloo" else "until its first use, which is an error"
         say(f"cpudist does not know {version}: going on with it {means}; {remedy}")
     context.unknown.add(package.__name__)
     target, attribute = (owner, "__init__") if isinstance(owner, type) else (module, name)

@@ -116,9 +116,9 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances
     """Set batch size and accumulation to keep the samples per step; return the shares if they may be unequal."""
     args, ranks, size = trainer.args, trainer.args.world_size, trainer._train_batch_size
     samples, began, shares = geometry.samples_per_step, geometry.world_size, None
-    found = f"{checkpoint} has {samples} samples in a step, as on the {began} ranks that it was begun with"
+    found = f"{checkpoint} has {samples} samples in a step, as on the {began} ranks on which it was begun"
     if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
-        raise UserError(f"{found}; grouped by length, they come in another order on {ranks}: start as many ranks")
+        raise UserError(f"{found}; grouped by length, samples come in another order on {ranks} ranks: start {began}")
     equal, more = divmod(samples, ranks)
     asked_for = _as_asked_for(trainer).samples_per_step
     if not more and samples != asked_for:
@@ -129,7 +129,7 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances
         if why is not None and unequal:
             dividing = (number for number in range(1, ranks) if samples % number == 0)
             fitting = max(dividing) if more else began
-            raise UserError(f"{found}; {ranks} cannot have equal shares, nor unequal ones: {why}; start {fitting}")
+            raise UserError(f"{found}; {ranks} ranks can have neither equal nor unequal shares: {why}; start {fitting}")
         if why is None:
             shares = _shares(trainer, geometry)
             size = shares.batch_size
@@ -140,7 +140,7 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances
     if args.process_index == 0:
         each = f", {equal} or {equal + 1} each" if more else ""
         batches = f"--gradient_accumulation_steps {args.gradient_accumulation_steps}"
-        say(f"{found}; going on with as many at {ranks}{each}: --per_device_train_batch_size {size} {batches}")
+        say(f"{found}; keeping it on {ranks} ranks{each}: --per_device_train_batch_size {size} {batches}")
     return shares
 
 
@@ -157,14 +157,14 @@ def _why_not_unequal(trainer: Any, samples: int) -> str | None:
     args, usual = trainer.args, sys.modules["transformers.trainer"].Trainer
     for name in ("compute_loss", "training_step"):
         if getattr(type(trainer), name) is not getattr(usual, name):
-            return f"{type(trainer).__name__}.{name} would not weight them"
+            return f"{type(trainer).__name__}.{name} does not weight unequal shares"
     if not args.average_tokens_across_devices:
         return "--average_tokens_across_devices is false"
     if not hasattr(trainer.train_dataset, "__len__"):
         return "the data set has no length"
     if args.world_size == 1:
-        return "--dataloader_drop_last would leave out others at the end of an epoch"
-    return f"they are only {samples}" if samples < args.world_size else None
+        return "--dataloader_drop_last would leave out other samples at the end of an epoch"
+    return f"a step has only {samples} samples" if samples < args.world_size else None
 
 
 def _loading_batch_size(cls: Any, batch_size: int) -> AbstractContextManager[None]:
@@ -206,7 +206,7 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
             ranks, samples, began = shares.ranks, shares.geometry.samples_per_step, shares.geometry.world_size
             remedy = "leave --balance out" if ranks == began else f"start {began} ranks"
             why = f"{ranks} ranks cannot have unequal shares of {samples} samples in a step"
-            raise UserError(f"{why}, since this script divides its data in a way of its own; {remedy}")
+            raise UserError(f"{why}, since this script divides its data among the ranks itself; {remedy}")
         return loader
 
     def get_batch_samples(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:

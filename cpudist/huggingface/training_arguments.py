@@ -90,7 +90,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         self.use_cpu = job.world.device_type == "cpu"
         if self.trim_padding and not self.use_cpu:
             remedy = "leave it out"
-            raise UserError(f"--trim_padding is for CPUs: {job.world.device_type} compiles each width anew; {remedy}")
+            raise UserError(f"--trim_padding is for CPUs: {job.world.device_type} compiles for each width; {remedy}")
         if self.fp16 or self.fp16_full_eval:
             precision.check(torch.float16)
         if self.ddp_compress is not None:

@@ -194,7 +194,7 @@ class Launcher(ABC):
             return int(text)
         except ValueError:
             remedy = "remove it from the job's scripts"
-            raise UserError(f"{name}={text!r} is not a whole number, as {self.name} sets it; {remedy}") from None
+            raise UserError(f"{name}={text!r} is not a whole number, so {self.name} has not set it; {remedy}") from None
 
 
 def token_in(variables: Mapping[str, str]) -> str:

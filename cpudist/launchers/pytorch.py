@@ -101,12 +101,12 @@ class PyTorchJobPod(Env):
             return super().placement()
         self._require_all()
         if any(mpi.detect(self._variables) for mpi in MPIS):
-            why = "mpirun runs in a pod of this PyTorchJob, whose RANK is that of the pod"
+            why = "mpirun runs in a pod of this PyTorchJob, whose RANK is the pod's number"
             raise UserError(f"{why}; start the processes in the pod with torchrun, or make the job an MPIJob")
         # With nprocPerNode "auto", "cpu" and the like, WORLD_SIZE is the number of pods.
         processes = self._variables.get("PET_NPROC_PER_NODE", "")
         if processes.isdigit() and int(processes) > 1:
-            why = f"this PyTorchJob has nprocPerNode {processes}, and its RANK is that of a pod"
+            why = f"this PyTorchJob has nprocPerNode {processes}, and its RANK is the pod's number"
             raise UserError(f"{why}; start the processes in the pod with torchrun, or set nprocPerNode to 1")
         rank, size = self.integer("RANK"), self.integer("WORLD_SIZE")
         return Placement(rank, size, local_rank=0, local_size=1, node_rank=rank, node_count=size)

@@ -26,4 +26,4 @@ class Single(Launcher):
         tasks = tasks_without_step(self._variables)
         if tasks <= 1:
             return ""
-        return f"Slurm was asked for {tasks} tasks, and this is one process, which runs alone; srun starts all of them"
+        return f"Slurm was asked for {tasks} tasks, and this process runs alone; start all of them with srun"

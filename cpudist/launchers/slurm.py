@@ -36,7 +36,7 @@ class Slurm(Launcher):
         if node_rank >= len(tasks):
             given = f"SLURM_STEP_TASKS_PER_NODE={self._variables['SLURM_STEP_TASKS_PER_NODE']!r}"
             why = f"SLURM_NODEID={node_rank} is not one of the {len(tasks)} nodes of {given}"
-            raise UserError(f"{why}; start them with srun")
+            raise UserError(f"{why}; start the ranks with srun")
         # Prefer the step's variable: in nested steps and with --preserve-env, SLURM_NTASKS is the job's number.
         size = self.optional_integer("SLURM_STEP_NUM_TASKS")
         return Placement(

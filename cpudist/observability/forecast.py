@@ -45,9 +45,9 @@ def check(record: Record, name: str) -> None:
         raise UserError(f"{name} has no times of gradients; make a run of 12 steps or more with --timeline FILE")
     hosts, compress = kind(record)
     if record["gradient_times"]["waiting"] is None and hosts > 1:
-        raise UserError(f"{name} does not say how long it waited, being of {record['backend']}; make a run with ccl")
+        raise UserError(f"{name} lacks its waits, which {record['backend']} does not measure; make a run with ccl")
     if compress not in SCHEMES:
-        raise UserError(f"{name} is of --compress {compress}; make a run with none, bf16 or int8")
+        raise UserError(f"{name} was made with --compress {compress}; make a run with none, bf16 or int8")
 
 
 def forecast(
@@ -110,5 +110,5 @@ def advice(found: Sequence[Forecast]) -> str:
     speeds = {hosts: hosts * best[hosts].efficiency for hosts in sorted(best)}
     gains = [(few, many, (speeds[many] - speeds[few]) / (many - few)) for few, many in itertools.pairwise(speeds)]
     few, many, gain = next((one for one in gains if one[2] < _ADDS), gains[-1] if gains else (1, 1, 1.0))
-    adds = f"from {few} to {many} each one adds {gain:.2f} of a host" + (", which does not pay" if gain < _ADDS else "")
+    adds = f"from {few} to {many} each adds {gain:.2f} of a host" + (", which does not pay" if gain < _ADDS else "")
     return f"On {last.hosts} hosts {limit} is the limit, and {pays} pays; {adds}."

@@ -157,5 +157,5 @@ def _without_its_thread(address: StackAddress, pid: int) -> str:
     except (OSError, KeyError, ValueError) as error:
         return f"{name} does not answer: {error}\n"
     if not text:
-        return f"{name} does not answer, nor take a signal; its state is {status['State']}\n"
-    return f"{name} runs no Python just now\n  its stacks, the innermost line first:\n{text}"
+        return f"{name} answers neither a request nor a signal; its state is {status['State']}\n"
+    return f"{name} runs no Python code now\n  its stacks, the innermost line first:\n{text}"

@@ -163,7 +163,7 @@ class RunRecord(Observer):
                 self._write_file(self.path, exit)
                 where = f"; record in {min(str(self.path), os.path.relpath(self.path), key=len)}"
             elif self._run is not None:
-                where = "; no record, since it made no optimizer step"
+                where = "; no record, since the job made no optimizer step"
         except OSError as error:
             elsewhere = option("record")  # only print this: a missing record must not fail the job
             say(f"the run record was not written: {error}; {elsewhere} names another place")

@@ -83,6 +83,8 @@ class StackServer:
         except OSError:
             self.close()
             raise
+        with contextlib.suppress(ValueError):  # raised outside of the main thread
+            signal.signal(SIGNAL, signal.SIG_IGN)
         faulthandler.register(SIGNAL, file=self._writer, all_threads=True)
         self._thread = threading.Thread(target=self._run, name="cpudist-stacks", daemon=True)
         self._thread.start()
@@ -91,7 +93,7 @@ class StackServer:
         say(f"{self._heading()}{_stacks()}".rstrip())
 
     def stop(self) -> None:
-        """Stop answering; afterwards the signal has its default action again, which ends the process."""
+        """Stop answering; from now on this process ignores the signal."""
         faulthandler.unregister(SIGNAL)
         self._stop.close()
         self._thread.join(2 * _CLIENT_SECONDS)

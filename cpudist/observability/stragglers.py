@@ -103,7 +103,7 @@ class Stragglers(Observer):
         self._record.stragglers[rank] = place
         waited = statistics.median(one.waited for one in others)
         why = cause or (f"it is mostly in {place}" if place else "")
-        shares = f"they have waited for {100 * waited:.0f} % of the time, and it for {100 * slow.waited:.0f} %"
+        shares = f"the others have waited for {100 * waited:.0f} % of the time, and it for {100 * slow.waited:.0f} %"
         because = f"; {why}" if why else ""
         say(f"{self._names[rank]} makes the others wait: in {slow.steps} steps {shares}{because}")
 

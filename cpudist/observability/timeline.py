@@ -115,7 +115,7 @@ class Timeline(Observer):
 
     def _write(self, parts: Mapping[int, Mapping[str, Any]]) -> None:
         if missing := [f"rank {rank}" for rank in range(self._job.world.size) if rank not in parts]:
-            say(f"the timeline is without {names_of(missing)}: they have not sent their parts in time")
+            say(f"the timeline lacks {names_of(missing)}: no part of it came in time")
         names = {rank: part["name"] for rank, part in parts.items()}
         events = [event for part in parts.values() for event in part["events"]]
         try:

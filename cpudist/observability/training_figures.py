@@ -81,5 +81,5 @@ def checked(name: str, value: Any, read: Callable[[Any], T]) -> T:
         number = read(value.detach() if isinstance(value, torch.Tensor) else value)
         if read is float or number >= 0:
             return number
-    kind = "a number, or a tensor of one element" if read is float else "a whole number from 0 on, of this rank's"
+    kind = "a number, or a tensor of one element" if read is float else "a whole number from 0 on, counted on this rank"
     raise UserError(f"{name} must be {kind}, not {value!r:.50}")

@@ -24,7 +24,7 @@ from cpudist.patching.undo import Changes
 
 PACKAGE = "intel_extension_for_pytorch"
 
-_NOT_COMPILED = "beside Intel's extension compiled models get no gradients below a layer norm"
+_NOT_COMPILED = "with Intel's extension loaded, compiled models get no gradients below a layer norm"
 
 
 def missing(compiled: bool = False) -> str | None:
@@ -36,7 +36,7 @@ def missing(compiled: bool = False) -> str | None:
     if not found and torch.__version__.startswith("2.8."):
         return f"{PACKAGE} is not installed (pip install {PACKAGE}==2.8.0)"
     if not found:
-        return f"there is no {PACKAGE} for torch {torch.__version__}, it ended with torch 2.8"
+        return f"there is no {PACKAGE} for torch {torch.__version__}, its last release is for torch 2.8"
     if found.split(".")[:2] != torch.__version__.split(".")[:2]:
         return f"{PACKAGE} {found} is not for torch {torch.__version__}"
     return _NOT_COMPILED if compiled else None

@@ -80,7 +80,7 @@ def announce(
     """Print one line on rank 0: `warning`, the record's entries `names`, `because`, and remarks about `dtype`."""
     slow = dtype is torch.bfloat16 and not precision.has_bf16()
     slowness = "; this CPU has no bfloat16 instructions: expect no gain from it" if slow else ""
-    uncompiled = "" if no_ipex else "; torch.compile is off beside Intel's extension"
+    uncompiled = "" if no_ipex else "; torch.compile is off with Intel's extension"
     if rank() == 0:
         say(f"optimize: {warning}{', '.join(names)}{because}{slowness}{uncompiled}")
 

@@ -54,6 +54,8 @@ def use(model: torch.nn.Module) -> list[str]:
     for module, _, forward in found:
         replace_forward(module, functools.partial(forward, module, module.forward))
     names = {name for _, name, _ in found}
+    if ATTENTION in names and not torch.ops.cpudist.has_kernels():  # torch's attention, with masks of cpudist
+        names = names - {ATTENTION} | {DROPOUT}
     if LINEAR in names and _copies():
         names.add(COPY)
     if any(_outputs(module) >= _WIDE for module, *_ in found):

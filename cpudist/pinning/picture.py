@@ -6,7 +6,7 @@ from itertools import groupby
 
 from cpudist.console import number_of, size
 from cpudist.pinning.plan import Plan, RankPlan
-from cpudist.topology import Core, NumaNode, Topology
+from cpudist.topology import Core, Topology
 from cpudist.topology.kernel_files import format_list
 from cpudist.topology.machine import Machine
 
@@ -57,7 +57,8 @@ def _limit_lines(machine: Machine) -> Iterator[str]:
 def _cores(topology: Topology, cells: Mapping[Core, str]) -> Iterator[str]:
     """Yield one cell for each core, in a row for each L3 group, under its NUMA node and socket."""
     wide = max(map(len, cells.values())) + 1
-    nodes = {node.number: _node(node) for node in topology.numa_nodes}
+    memory = {node.number: f", {size(node.memory)}" if node.memory else "" for node in topology.numa_nodes}
+    nodes = {number: f"NUMA node {number}{text}" for number, text in memory.items()}
     for socket, of_socket in groupby(topology.cores, key=lambda core: core.socket):
         yield f"socket {socket}"
         for node, of_node in groupby(of_socket, key=lambda core: core.numa_node):
@@ -68,10 +69,6 @@ def _cores(topology: Topology, cells: Mapping[Core, str]) -> Iterator[str]:
                 yield f"{cpus:<{_HEAD}}" + "".join(f"{cells[core]:<{wide}}" for core in group)
     with_cores = {core.numa_node for core in topology.cores}
     yield from (f"{text}, memory only" for node, text in nodes.items() if node not in with_cores)
-
-
-def _node(node: NumaNode) -> str:
-    return f"NUMA node {node.number}" + ("" if node.memory is None else f", {size(node.memory)}")
 
 
 def _cells(machine: Machine, plan: Plan) -> dict[Core, str]:

@@ -21,7 +21,7 @@ _HOW = {
 }
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (dmesg there tells whether memory ran out)",
-    signal.SIGBUS: " (/dev/shm there is full? see df /dev/shm, and mount more, as docker run --shm-size=2g does)",
+    signal.SIGBUS: " (is /dev/shm there full? see df /dev/shm; more: docker run --shm-size=2g)",
 }
 
 

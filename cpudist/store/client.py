@@ -209,11 +209,11 @@ def _unreachable(address: Address, errors: Sequence[Exception]) -> str:
     """Return cause and remedy, given the errors of the hosts."""
     error = errors[-1]
     if isinstance(error, protocol.Garbage):
-        remedy = "has another job this port, or do ranks differ in CPUDIST_TOKEN?"
+        remedy = "does another job use this port, or do ranks differ in CPUDIST_TOKEN?"
     elif _are_of_names(errors):
         remedy = "add the name to the name server or to /etc/hosts, or set MASTER_ADDR to an address of rank 0's host"
     else:
-        remedy = "is there a firewall between the nodes?"
+        remedy = "open ports 1024 to 65535 between the nodes"
     where = f"from {socket.gethostname()} at port {address.port} of {', '.join(address.hosts)}"
     return f"rank 0 cannot be reached {where} ({getattr(error, 'strerror', None) or first_line(error)}); {remedy}"
 
@@ -225,13 +225,13 @@ def _connected(host: str, address: Address, timeout: float) -> socket.socket:
         protocol.enable_keepalive(connection, address.keepalive_timeout)
         greeting = _receive(connection, protocol.GREETING_BYTES)
         if not greeting.startswith(protocol.HELLO):
-            raise protocol.Garbage("another program than a cpudist job answers")
+            raise protocol.Garbage("a program that is no cpudist job answers")
         theirs, ours = greeting[len(protocol.HELLO) :], secrets.token_bytes(protocol.NONCE_BYTES)
         connection.sendall(ours + protocol.proof(address.token, b"client", theirs, ours))
         if not hmac.compare_digest(
             _receive(connection, protocol.PROOF_BYTES), protocol.proof(address.token, b"server", ours, theirs)
         ):
-            raise protocol.Garbage("another job than this one answers")
+            raise protocol.Garbage("another job answers")
         return connection
     except BaseException:
         connection.close()
@@ -243,6 +243,6 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise protocol.Garbage("another job, or another program than a cpudist job, answers")
+            raise protocol.Garbage("another job, or a program that is no cpudist job, answers")
         data += part
     return data

@@ -104,4 +104,4 @@ class Heartbeat:
             if beat not in self._reported:
                 self._reported.add(beat)
                 name = getattr(beat, "__qualname__", "a function")
-                say(f"warning: {name} has failed in the heartbeat, which goes on: {error!r}")
+                say(f"warning: {name} has failed in the heartbeat's thread, which goes on: {error!r}")

@@ -135,8 +135,8 @@ class Explanation:
     def _unclear(self) -> list[str]:
         """Name the ranks that cannot report their calls, because they are blocked inside a communication library."""
         return [
-            f"{self._name(ranks)} cannot say whether {_verb(ranks, 'it has', 'they have')} reached "
-            f"{self._what(wait)}, being inside the communication library; {place}"
+            f"{self._name(ranks)} may or may not have reached {self._what(wait)}: "
+            f"{_verb(ranks, 'it is', 'they are')} inside the communication library; {place}"
             for wait in self.waits
             for (_, place), ranks in self._by_place(wait.unclear).items()
         ]
@@ -170,7 +170,7 @@ class Explanation:
         """Name the collectives that all ranks have called but not completed."""
         return [
             f"{self._name(wait.members)} all reached {self._what(wait)}, which does not end: "
-            "look at the network between them, or for a rank that is very slow"
+            "check the network between them, and whether a rank is very slow"
             for wait in self.waits
             if len(wait.members) > 1  # not a rank that destroys a group
             and not wait.missing
@@ -216,4 +216,4 @@ def _verb(ranks: Sequence[int], one: str, several: str) -> str:
 
 def _few(texts: Sequence[str]) -> list[str]:
     more = len(texts) - LINES
-    return [*texts[:LINES], *([f"and {more} more of that kind"] if more > 0 else [])]
+    return [*texts[:LINES], *([f"and {more} more like these"] if more > 0 else [])]

@@ -87,7 +87,7 @@ def report_discarded(job: Job) -> None:
                 found = True
                 if store.add(_RANKS, 1) == 1:
                     ways = "--all-output shows what all ranks print, --log-dir DIR keeps it in files"
-                    say(f"{name_of(job.world)} prints, too: {ways}")
+                    say(f"{name_of(job.world)} also prints: {ways}")
 
     job.heartbeat.add(look)
     job.finish_before_end(lambda: look(job.store))

@@ -54,7 +54,7 @@ def run_target(target: Target, job: Job) -> int:
         if end.code not in (None, 0):
             raise
     if job.backend.has_failed():
-        remedy = "let such an error end the script, or its results are those of one rank"
+        remedy = "do not catch this error: the results would be those of one rank"
         raise RuntimeError(f"a call of the process group has failed, and the script has gone on without it; {remedy}")
     job.shutdown()
     return 0

@@ -143,10 +143,10 @@ def test_plan_proposes_shares_by_the_measured_speeds(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     hostfile, slow = tmp_path / "hosts", _host(1, flops={"float32": 2e11, "bfloat16": 5e11})
     for change, text, told in (
-        (slow, "h0\nh1", "for this hostfile: h0 share=0.80, h1 share=0.20"),
-        (slow, "h0\nh1 share=0.3", "to begin with: h0 0.70, h1 0.30"),
-        (slow, "h0\nnew", "to begin with: h0 0.50, new 0.50"),
-        (lambda figures: figures, "h0\nh1", "to begin with: h0 0.50, h1 0.50"),
+        (slow, "h0\nh1", "has measured: h0 share=0.80, h1 share=0.20"),
+        (slow, "h0\nh1 share=0.3", "of a step's samples: h0 0.70, h1 0.30"),
+        (slow, "h0\nnew", "of a step's samples: h0 0.50, new 0.50"),
+        (lambda figures: figures, "h0\nh1", "of a step's samples: h0 0.50, h1 0.50"),
     ):
         keep(change(cluster(4)))
         hostfile.write_text(text)

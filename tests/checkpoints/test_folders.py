@@ -214,5 +214,5 @@ def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
     assert _content(tmp_path) == ["one", "one/one", "one/seal", "two", "two/seal", "two/two"]
     gone = _begin(jobs[0], "three", "three")
     shutil.rmtree(gone.parent)
-    with pytest.raises(UserError, match="has gone: does another job save in"):
+    with pytest.raises(UserError, match="is missing: does another job save in"):
         jobs[0].complete(gone, Ranks(), True, lambda: None, lambda parts: None)

@@ -100,7 +100,7 @@ def test_the_newest_are_kept_and_what_is_no_checkpoint_is_left_alone(tmp_path: P
     (aside := tmp_path / folders.INCOMPLETE / "replaced-1").mkdir(parents=True)
     (tmp_path / "checkpoint-10").rename(aside / "checkpoint-10")  # a job was killed while it replaced this one
     assert cpudist.Checkpoints(tmp_path).restore(model=training.model) == 10
-    with pytest.raises(UserError, match=r"checkpoint-1 is there and is no checkpoint of cpudist"):
+    with pytest.raises(UserError, match=r"checkpoint-1 exists and is no checkpoint of cpudist"):
         checkpoints.save(1, model=training.model)
     checkpoints.save(9, model=training.model)  # again, after going back
     assert _steps(tmp_path) == [1, 9, 10]
@@ -139,7 +139,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(
     with pytest.raises(UserError, match="checkpoint-2 is damaged"):
         cpudist.load(tmp_path / "checkpoint-2", model=training.model)
     harm(tmp_path / "checkpoint-1" / name)
-    with pytest.raises(UserError, match=r"no checkpoint in [^ ]* is whole"):
+    with pytest.raises(UserError, match=r"every checkpoint in [^ ]* is damaged"):
         checkpoints.restore(**training.parts)
 
 
@@ -171,7 +171,7 @@ def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_pa
         (lambda: cpudist.optimize(None), "optimize's model must be of type Module, not NoneType"),
         (lambda: cpudist.optimize(small, 3), "optimize's optimizer must be of type Optimizer, not int"),
         (lambda: save(two, values=1), "values= is a name"),
-        (lambda: save(tmp_path / "notes", small), "notes is there and is no checkpoint"),
+        (lambda: save(tmp_path / "notes", small), "notes exists and is no checkpoint"),
         (lambda: load(two, small), "there is no checkpoint"),
         (lambda: cpudist.Checkpoints(tmp_path).restore(optimizer=other), "give model= too"),
         (lambda: cpudist.Checkpoints(tmp_path).save(-1, small), "step must be a whole number"),
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_an_earlier_run_is_not_replaced_without_restore(
     monkeypatch.setenv("CPUDIST_RUN_ID", "one")
     publisher_of.cache_clear()
     cpudist.init("gloo", pin=False)
-    with pytest.raises(UserError, match="checkpoint-6 is of an earlier run; move it"):
+    with pytest.raises(UserError, match="checkpoint-6 belongs to an earlier run; move it"):
         cpudist.Checkpoints(tmp_path).save(6, **training.parts)
     assert cpudist.Checkpoints(tmp_path).restore(**training.parts) == 6
     cpudist.shutdown()

@@ -74,7 +74,7 @@ def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path, m
     folder, made = tmp_path / "new" / "out", (None, None)
     check_shared(folder, others := _Others(str(tmp_path), made, True))
     assert others.said[0] == str(tmp_path), "the nearest that is there"
-    with pytest.raises(UserError, match=f"do not share {folder}: rank 1 has another one than rank 0"):
+    with pytest.raises(UserError, match=f"do not share {folder}: rank 1 sees another folder than rank 0"):
         check_shared(folder, _Others(str(tmp_path.parent), made, False))
     monkeypatch.setattr(series, "Ranks", lambda: _Others(str(tmp_path.parent), made, False))
     monkeypatch.setattr(series, "current", lambda: SimpleNamespace(world=SimpleNamespace(node_count=2)))

@@ -108,9 +108,9 @@ def test_one_fault_of_the_network_gives_one_finding(failed: list[tuple[Host, Hos
     ("of_h0", "of_h1", "dead", "only", "remedy"),
     [
         ("eth0 eth1", "eth0 eth1", "", None, ""),
-        ("eth0 eth1", "eth0 eth1", "eth1", "eth0", "uses eth0 alone"),
-        ("eth0 docker0", "eth0", "docker0", "eth0", "uses eth0 alone"),
-        ("eth0 eth1 eth2", "eth0 eth1 eth2", "eth1", None, "choose by --interface eth0 or eth2"),
+        ("eth0 eth1", "eth0 eth1", "eth1", "eth0", "uses only eth0"),
+        ("eth0 docker0", "eth0", "docker0", "eth0", "uses only eth0"),
+        ("eth0 eth1 eth2", "eth0 eth1 eth2", "eth1", None, "choose one by --interface eth0 or eth2"),
         ("eth0 eth1", "ens3 eth1", "eth1", None, "ip link set eth1 down"),
     ],
 )
@@ -143,7 +143,7 @@ def test_many_hosts_connect_in_a_number_that_grows_slowly(count: int) -> None:
         ({"script": "b"}, "error has another train.py than this host"),
         ({"shared": False}, "warning has a folder"),
         ({"folder": False, "shared": False}, "error has no folder"),
-        ({"memory": 100 << 20}, "error has 100 MB of free memory, and 4 ranks need 1.56 GB"),
+        ({"memory": 100 << 20}, "error has 100 MB of free memory, but 4 ranks need at least 1.56 GB"),
         ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
         ({"findings": [Finding("warning", "CPU quota", "a quota of 0.08 CPUs")]}, "warning has a quota of 0.08 CPUs"),
         ({}, ""),

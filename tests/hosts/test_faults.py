@@ -91,7 +91,7 @@ def test_a_full_dev_shm(own_bed: Bed, tmp_path: Path) -> None:
     killed = own_bed.run("h0", command, timeout=100)
     assert killed.returncode not in (0, 2), killed.output
     assert killed.stderr.count("killed by SIGBUS") == 1, killed.output
-    assert "rank 1 on h1 was killed by SIGBUS (/dev/shm there is full?" in killed.stderr
+    assert "rank 1 on h1 was killed by SIGBUS (is /dev/shm there full?" in killed.stderr
 
 
 @pytest.mark.parametrize("mpi", MPIS)

@@ -115,7 +115,7 @@ def test_unequal_shares(bed: Bed, hosts: str, transport: str) -> None:
     result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore", **variables})
     assert result.returncode == 0, result.output
     assert "collectives passed on World(rank=0(4)" in result.stdout, result.output
-    unequal = "warning: large sums go without shared memory, since hosts have 1 to 3 ranks"
+    unequal = "warning: large allreduces bypass shared memory: hosts have 1 to 3 ranks"
     assert (unequal in result.stderr) == (hosts == "h0 h0 h0 h1"), result.output
 
 

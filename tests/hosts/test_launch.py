@@ -45,7 +45,7 @@ def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, m
     assert seen(tmp_path) == {f"{attempt}-{rank}": host for attempt in "01" for rank, host in ranks.items()}
     assert result.stdout.count("rank 0 of 5 on h0\n") == 2, result.output
     assert "rank 1 of 5" not in result.stdout, result.output
-    unequal = ("large sums go without shared memory, since hosts have 2 to 3 ranks", "of its cores for each rank")
+    unequal = ("large allreduces bypass shared memory: hosts have 2 to 3 ranks", "of its cores for each rank")
     lines = [line for line in result.stderr.splitlines() if line.startswith("cpudist")]
     ours = [line for line in lines if not any(text in line for text in unequal)]
     assert f"cpudist: starting again (1 of 1) with 5 ranks on h0, {address}" in ours, result.output

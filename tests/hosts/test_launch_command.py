@@ -31,17 +31,11 @@ def test_inside_a_job() -> None:
         job_of({"arguments": ["train.py"]}, detect(HYDRA))
 
 
-@pytest.mark.parametrize(
-    ("words", "saves"),
-    [
-        (["--checkpoint-on-signal", "train.py"], True),
-        (["--checkpoint_on_signal", "train.py"], True),
-        (["train.py", "--checkpoint-on-signal"], False),  # an option of the script
-    ],
-)
-def test_ranks_that_save_on_a_signal_are_known(words: list[str], saves: bool) -> None:
-    job = job_of({"hosts": None, "arguments": words}, detect({}))
-    assert (job.script, job.saves) == ("train.py", saves)
+@pytest.mark.parametrize("flag", ["--checkpoint-on-signal", "--checkpoint_on_signal"])
+def test_ranks_that_save_on_a_signal_are_known(flag: str) -> None:
+    orders = [flag, "train.py"], ["train.py", flag]  # the second one is an option of the script
+    found = [job_of({"hosts": None, "arguments": words}, detect({})) for words in orders]
+    assert [(job.script, job.saves) for job in found] == [("train.py", True), ("train.py", False)]
 
 
 def _facts(host: Host, sockets: int) -> Facts:
@@ -159,7 +153,7 @@ def test_an_unmodified_script_on_this_host(command: list[str], shown: list[str],
     )
     done = jobs.completed([str(jobs.BIN / "cpudist"), *command, str(script), "--all_output"], timeout=90)
     assert sorted(map(str.strip, done.stdout.splitlines())) == [f"{line} --all_output" for line in shown], done.output
-    assert done.stderr.count("rank 1 on") == done.stderr.count("prints, too: --all-output") == 2 - len(shown)
+    assert done.stderr.count("rank 1 on") == done.stderr.count("also prints: --all-output") == 2 - len(shown)
 
 
 @pytest.mark.job

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 import uuid
@@ -170,7 +171,7 @@ SAYS = {
     "h0": ("Welcome 2;ranks 3;gone 2;went 0;went 1", "left 0"),
     "h1": ("ranks 0", "left 2"),
     "h2": ("hi;ranks 1;gone 7", ""),
-    "localhost": ("ranks 0", "left 0"),
+    "localhost": ("ranks 1;gone 9", "left 0"),
     "silent": ("Welcome 2", ""),
 }
 
@@ -191,7 +192,7 @@ def test_what_agents_report_and_are_told(
     agents = NodeAgents(hosts, "job", "RANK")
     assert started == [*([host.name, "job", "RANK", "8.0"] for host in hosts), ["localhost", "job", "RANK", "0"]]
     assert poll(lambda: agents.tick() or agents.ranks_ended, 20)
-    assert agents.first_ended == {"h0": 2, "h2": 7}
+    assert agents.first_ended == {"h0": 2, "h2": 7, "localhost": 9, socket.gethostname(): 9}
     assert (agents.had_ranks, agents.without_ranks, agents.lost) == (True, [h1], [])
     assert not agents.signal_ranks(15)
     monkeypatch.setattr(lost_ranks, "silence_seconds", lambda end: 0.1)
@@ -215,5 +216,5 @@ def test_a_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     node_agents._allow_files(1024)
     node_agents._allow_files(2048)
     assert asked == [(2048, 4096)]
-    with pytest.raises(UserError, match="need 4097 open files, and this session may have 4096; raise ulimit -Hn"):
+    with pytest.raises(UserError, match="need 4097 open files, but this session allows 4096; raise ulimit -Hn"):
         node_agents._allow_files(4097)

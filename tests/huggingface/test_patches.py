@@ -100,7 +100,7 @@ def test_everything_is_taken_back(monkeypatch: pytest.MonkeyPatch, capfd: pytest
     assert not os.environ.keys() & {*variables}
     with pytest.raises(SystemExit, match="2"):  # this process has no launcher
         TrainingArguments("out", use_ipex=True, ddp_backend="ccl")
-    assert "ddp_backend ccl in one process without a launcher: start the script by mpirun, or" in capfd.readouterr().err
+    assert "ddp_backend ccl needs a launcher: start the script by mpirun, or" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("alone")
@@ -189,18 +189,18 @@ class Weighting(Trainer):
     [
         (
             {"average_tokens_across_devices": False},
-            "2 cannot have equal shares, nor unequal ones: --average_tokens_across_devices is false; start 1$",
+            "2 ranks can have neither equal nor unequal shares: --average_tokens_across_devices is false; start 1$",
         ),
-        ({"group_by_length": True}, "grouped by length, they come in another order on 2: start as many ranks$"),
+        ({"group_by_length": True}, "grouped by length, samples come in another order on 2 ranks: start 5$"),
         ({"train_sampling_strategy": "group_by_length"}, "grouped by length"),
-        ({"cls": Weighting}, "Weighting.compute_loss would not weight them"),
+        ({"cls": Weighting}, "Weighting.compute_loss does not weight unequal shares"),
     ],
 )
 def test_a_training_that_cannot_go_on_with_the_same_steps_is_a_user_error(changes: dict[str, Any], part: str) -> None:
     trainer = _trainer(2, 6, **changes)
     with pytest.raises(UserError, match=part) as caught:
         resuming._keep_steps(trainer, BatchGeometry(5, 15, 15), "it", balances=False)
-    assert str(caught.value).startswith("it has 15 samples in a step, as on the 5 ranks that it was begun with; ")
+    assert str(caught.value).startswith("it has 15 samples in a step, as on the 5 ranks on which it was begun; ")
 
 
 class Reporter(TrainerCallback):

@@ -113,7 +113,7 @@ ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
 @pytest.mark.parametrize(
     ("command", "check", "variables", "line"),
     [
-        (mpirun(2, sys.executable), "refused", {}, "--use_ipex without a job of cpudist: add --ddp_backend ccl, or "),
+        (mpirun(2, sys.executable), "refused", {}, "--use_ipex needs a job of cpudist: add --ddp_backend ccl, or "),
         ([sys.executable], "starts", ONE_RANK, "the launcher's variables give a local rank but no local size: "),
     ],
     ids=["no job", "a wrong launcher"],

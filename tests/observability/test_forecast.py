@@ -53,7 +53,10 @@ def test_a_second_host_with_a_third_of_the_speed() -> None:
         ({"step_seconds": {"median": None}}, "no times of gradients"),
         ({"gradient_times": None}, "no times of gradients"),
         ({"gradients": {"compress": "powersgd:8"}}, "--compress powersgd"),
-        ({"hosts": ["n0", "n1"], "backend": "gloo", "gradient_times": {"waiting": None}}, "being of gloo;"),
+        (
+            {"hosts": ["n0", "n1"], "backend": "gloo", "gradient_times": {"waiting": None}},
+            "gloo does not measure;",
+        ),
     ],
 )
 def test_a_record_without_the_figures_is_refused(fields: dict[str, Any], missing: str) -> None:
@@ -71,21 +74,21 @@ def _found(hosts: int, compress: str, step: float, efficiency: float, waiting: f
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        ([], "On 1 hosts computing is the limit, and no --compress pays; from 1 to 1 each one adds 1.00 of a host."),
+        ([], "On 1 hosts computing is the limit, and no --compress pays; from 1 to 1 each adds 1.00 of a host."),
         (
             [_found(2, "none", 1.0, 0.75), _found(2, "bf16", 0.952, 0.79)],
-            "On 2 hosts computing is the limit, and --compress bf16 pays; from 1 to 2 each one adds 0.58 of a host.",
+            "On 2 hosts computing is the limit, and --compress bf16 pays; from 1 to 2 each adds 0.58 of a host.",
         ),
         (
             [_found(2, "none", 1.0, 0.75), _found(2, "bf16", 0.953, 0.79)],
-            "On 2 hosts computing is the limit, and no --compress pays; from 1 to 2 each one adds 0.50 of a host.",
+            "On 2 hosts computing is the limit, and no --compress pays; from 1 to 2 each adds 0.50 of a host.",
         ),
         (
             [
                 *(_found(2, "none", 1.0, 0.9), _found(4, "none", 1.2, 0.695, 0.601)),
                 *(_found(8, "none", 2, 0.5, 1.001), _found(8, "bf16", 1.91, 0.5), _found(8, "int8", 1.81, 0.5)),
             ],
-            "On 8 hosts the network is the limit, and --compress int8 pays; from 2 to 4 each one adds 0.49 of a host, "
+            "On 8 hosts the network is the limit, and --compress int8 pays; from 2 to 4 each adds 0.49 of a host, "
             "which does not pay.",
         ),
     ],

@@ -199,7 +199,7 @@ def test_what_is_no_figure_is_refused_and_the_record_goes_on() -> None:
         for figures, said in (
             ({"loss": "a"}, "loss must be a number, or a tensor of one element, not 'a'"),
             ({"loss": torch.ones(2)}, r"loss must be .*, not tensor\(\[1\., 1\.\]\)"),
-            ({"samples": -3}, "samples must be a whole number from 0 on, of this rank's, not -3"),
+            ({"samples": -3}, "samples must be a whole number from 0 on, counted on this rank, not -3"),
             ({"samples": (2,)}, r"samples must be .*, not \(2,\)"),
             ({"tokens": 2.5}, "tokens must be .*, not 2.5"),
         ):
@@ -248,7 +248,7 @@ def test_without_a_named_place_a_run_has_a_folder_of_its_own_if_it_has_trained(
     untrained.begin()
     for exit in ("failed", "completed"):
         untrained.write(exit)
-    assert "no record, since it made no optimizer step" in capsys.readouterr().err
+    assert "no record, since the job made no optimizer step" in capsys.readouterr().err
     job.counter.steps = 5
     record.name_run("train.py", "")
     record.name_run("", "runs")  # in a notebook

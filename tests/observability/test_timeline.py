@@ -130,7 +130,7 @@ def test_a_silent_rank_and_a_folder_that_has_gone(tmp_path: Path, capsys: pytest
     for _ in range(2):
         observer.step(None)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "cpudist: the timeline is without rank 1: they have not sent their parts in time"
+    assert lines[0] == "cpudist: the timeline lacks rank 1: no part of it came in time"
     assert lines[1].startswith("cpudist: the timeline was not written: [Errno 2]")
     job.changes.undo()
 

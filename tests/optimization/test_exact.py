@@ -110,15 +110,11 @@ def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _loss(call: Call, model: nn.Module, uses: set[str], number: int) -> torch.Tensor:
     ids, targets = _batch(number)
     if "functional" in uses:
-        model = partial(_functional_call, model, dict(model.named_parameters()))
+        model = partial(torch.func.functional_call, model, dict(model.named_parameters()))
     if "target" in uses:
         return call(model, ids, targets)
     run = (lambda *inputs: checkpoint(call, *inputs, use_reentrant=False)) if "recompute" in uses else call
     return functional.cross_entropy(run(model, ids).float().flatten(0, 1), ids.flatten())
-
-
-def _functional_call(model: nn.Module, parameters: Any, *inputs: torch.Tensor) -> Any:
-    return torch.func.functional_call(model, parameters, inputs)
 
 
 def _backward(loss: torch.Tensor, model: nn.Module, uses: set[str]) -> None:

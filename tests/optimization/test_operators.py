@@ -227,9 +227,15 @@ class _Attended(nn.Module):
         return self.last(self.attention(x, x, x, need_weights=False)[0])
 
 
+def test_without_kernels_only_the_masks_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_faster", lambda _: {operators.ATTENTION, operators.DROPOUT})
+    monkeypatch.setattr(torch.ops.cpudist, "has_kernels", lambda: False)
+    assert operators.use(_Attended()) == [operators.DROPOUT]
+
+
 def test_states_of_the_generator_and_recomputed_activations_repeat_masks() -> None:
     model, inputs = _Attended(), torch.randn(8, 64, 64)
-    assert operators.ATTENTION in operators.use(model)
+    assert operators.use(model)
     state = torch.get_rng_state()
     first = model(inputs)
     assert not torch.equal(first, model(inputs))

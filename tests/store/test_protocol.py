@@ -49,9 +49,9 @@ def test_a_proof_depends_on_the_token_the_side_and_both_challenges_in_order() ->
 @pytest.mark.parametrize(
     ("greeting", "reason"),
     [
-        (protocol.HELLO + bytes(protocol.NONCE_BYTES), "another job than this one answers"),
-        (b"220 smtp.example.org" + bytes(protocol.NONCE_BYTES), "another program than a cpudist job answers"),
-        (b"", "another job, or another program than a cpudist job, answers"),
+        (protocol.HELLO + bytes(protocol.NONCE_BYTES), "another job answers"),
+        (b"220 smtp.example.org" + bytes(protocol.NONCE_BYTES), "a program that is no cpudist job answers"),
+        (b"", "another job, or a program that is no cpudist job, answers"),
     ],
     ids=["no token", "another program", "nothing"],
 )

@@ -244,7 +244,7 @@ def test_a_thousand_ranks() -> None:
     everywhere = {rank: replace(computes(rank, f"x.py:{rank % 7}"), rank=rank) for rank in range(1000)}
     lines = Explanation({**everywhere, 0: waits(0, REDUCE)}, hosts).sentences()
     assert len(lines) == 4
-    assert lines[-1] == "and 4 more of that kind"
+    assert lines[-1] == "and 4 more like these"
     assert len(max(lines, key=len)) < 250
     assert " more (node" in lines[0], "of ranks, not only of hosts"
 

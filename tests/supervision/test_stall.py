@@ -158,7 +158,7 @@ def test_a_rank_that_holds_pythons_lock_ends_with_the_others() -> None:
     assert len(re.findall(_ENDS, output)) == 1, output
     line = script.__code__.co_firstlineno
     assert re.search(rf'rank 0 on .*\n(?s:.*)test_stall\.py", line {line + 6}, in script', output), output
-    theirs = rf'rank 1 \(process \d+\) runs no Python just now\n(?s:.*)test_stall\.py", line {line + 5} in script'
+    theirs = rf'rank 1 \(process \d+\) runs no Python code now\n(?s:.*)test_stall\.py", line {line + 5} in script'
     assert re.search(theirs, output), output
     assert re.search(r"\ncpudist: rank 1 \(\S+\) does not answer: [^\n]*\n$", output), output
     assert stacks.startswith("Timeout (0:00:12)!"), "rank 1 ends by itself where no launcher kills it"

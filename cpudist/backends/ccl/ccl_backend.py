@@ -82,7 +82,8 @@ class CclBackend(ProcessGroupBackend):
         intel.hide_installed(False)
 
     def transport(self) -> str | None:
-        return str(extension.load().transport)
+        found: str | None = extension.load().transport
+        return found
 
     def carriers(self) -> str | None:
         if not self._shares_memory:

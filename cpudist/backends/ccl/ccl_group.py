@@ -73,7 +73,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     nodes = [numbers[member["node"]] for member in members]
     counts = Counter(nodes).values()
     if whole_job and shared_memory and rank == 0 and min(counts) < max(counts):
-        why = f"warning: large sums go without shared memory, since hosts have {min(counts)} to {max(counts)} ranks"
+        why = f"warning: large allreduces bypass shared memory: hosts have {min(counts)} to {max(counts)} ranks"
         say(f"{why}; start as many on each of them")
     if mpi:
         # Ranks of one machine that mpirun has not started communicate through shared memory only.

@@ -127,7 +127,7 @@ def _initialised_mpi() -> str:
         if started.value:
             return name
     remedy = f"use one whose library is {', '.join(_MPI_LIBRARIES)}"
-    raise UserError(f"the launcher's MPI has an ABI that is not known; {remedy}")
+    raise UserError(f"the launcher's MPI has an ABI that cpudist does not know; {remedy}")
 
 
 def apply_settings() -> Transport:

@@ -81,7 +81,7 @@ def fit(axes: Mapping[str, int], devices: int) -> dict[str, int]:
     if places(fitted) != devices:
         many = "a multiple of " if places(axes) is None else ""
         why = f"--mesh {text_of(axes)} needs {many}{given} devices, and there are {devices}"
-        raise UserError(f"{why}; on the CPU CPU_NUM_DEVICES says how many")
+        raise UserError(f"{why}; on the CPU set CPU_NUM_DEVICES")
     return fitted
 
 

@@ -68,13 +68,13 @@ def _spawn(
     """
     world, count = program.world, runtime.addressable_runtime_device_count()
     if program.sharding is not None:
-        why = "torch_xla.launch and xmp.spawn start a rank for each device, and --mesh makes one program of all"
+        why = "torch_xla.launch and xmp.spawn start a rank for each device, and --mesh uses all in one process"
         raise UserError(f"{why}; call the function itself, or leave --mesh out")
     if nprocs not in (None, world.size):
         why = f"the script asks torch_xla for nprocs={nprocs} processes, and {world.launcher} has started {world.size}"
         raise UserError(f"{why}; start that many ranks, or leave nprocs out")
     if count > 1 and nprocs is None:
-        why = f"torch_xla.launch and xmp.spawn are to use each device, and this one process has {count}"
+        why = f"torch_xla.launch and xmp.spawn start a rank for each device, and this process has {count} of them"
         raise UserError(f"{why}; start {count} ranks with one device each, or write the script for --mesh")
     fn(world.rank, *args)
 
@@ -176,7 +176,7 @@ def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, 
 
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        why = f"{name} of PyTorch/XLA is not for several CPU processes, which meet through the host"
+        why = f"{name} of PyTorch/XLA does not work between CPU processes, which communicate through the host"
         raise UserError(f"{why}; use torch.distributed's own, or one process with --mesh")
 
     return refuse
@@ -223,7 +223,7 @@ PATCHES = (  # For every job on xla. The context is its `Program`.
         lambda _, program: partial(_spawn, program),
         "fn, args, nprocs, ...",
     ),
-    Patch("torch_xla.runtime:use_spmd", "SPMD is one process's; --mesh has called it", _use_spmd, "auto"),
+    Patch("torch_xla.runtime:use_spmd", "SPMD is for one process; --mesh has turned it on", _use_spmd, "auto"),
     Patch(
         "torch.distributed:new_group",
         "torch_xla's (2.8) ignores the job's timeout and waits for 30 minutes",

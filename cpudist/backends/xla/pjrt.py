@@ -102,7 +102,7 @@ def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> No
         raise UserError(f"{asked} lets the compiler choose the sharding, which --mesh sets; leave one of them out")
     if not meshed and ranks > 1:
         why = f"{asked} makes one program over the devices of one runtime, and this job has {ranks} ranks"
-        raise UserError(f"{why}, each with a device of its own; leave that out, or start one process")
+        raise UserError(f"{why}, each with a device of its own; leave {asked} out, or start one process")
 
 
 def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> None:

@@ -35,7 +35,7 @@ class Sharding:
         _become_one_program()
         count = runtime.global_runtime_device_count()
         if count == 1 and mesh.places(axes) is None:
-            say(f"warning: --mesh {options['mesh']} has one device; on the CPU CPU_NUM_DEVICES says how many there are")
+            say(f"warning: --mesh {options['mesh']} has one device; on the CPU set CPU_NUM_DEVICES")
         self.sizes = mesh.fit(axes, count)
         self.mesh = spmd.Mesh(list(range(count)), tuple(self.sizes.values()), tuple(self.sizes))
         self.mesh_text = mesh.text_of(self.sizes)

@@ -175,7 +175,7 @@ def test_a_killed_peer_is_noticed_without_a_job() -> None:
         (3, "oneccl", "counts", {0, 1, 2}, "rank 0 sends 4 bytes to rank 1, which expects 20"),
         (3, "oneccl", "gather", {0, 1, 2}, "the share of rank 2 has 1 elements, but rank 0 expects 5"),
         *(
-            (2, "mpi-alone", what, {0, 1}, "ranks make different calls: that of rank")
+            (2, "mpi-alone", what, {0, 1}, "ranks make different calls: rank")
             for what in ("scatter", "sizes", "empty", "operation")
         ),
         (2, "shared_memory", "types", {0, 1}, r"all_gather of 6 (int64 .* of 6 float32|float32 .* of 6 int64) "),

@@ -121,7 +121,7 @@ def test_options_of_xla_are_refused_elsewhere() -> None:
     with pytest.raises(UserError, match="the backend gloo takes no --show-sharding"):
         backends.get("gloo")().configure(show_sharding=True)
     backends.make("gloo", {"mesh": None, "device": None})  # a program for all backends passes None
-    with pytest.raises(UserError, match="--show-sharding has no effect without --mesh; give that, too"):
+    with pytest.raises(UserError, match="--show-sharding has no effect without --mesh; give both"):
         backends.make("xla", {"show_sharding": True})
     with pytest.raises(UserError, match="--device gpu is not known; give the backend xla one of cpu, cuda, tpu"):
         backends.make("xla", {"device": "gpu"})

@@ -110,8 +110,13 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
     ("ranks", "devices", "words", "says"),
     [
         (2, "1", [RUNTIMES, "spawn"], "asks torch_xla for nprocs=3 processes, and intel-mpi has started 2"),
-        (1, "4", [RUNTIMES, "own"], "one process has 4; start 4 ranks with one device each"),
-        (1, "4", ["--mesh", "data=4", RUNTIMES, "own"], "start a rank for each device, and --mesh makes one program"),
+        (1, "4", [RUNTIMES, "own"], "this process has 4 of them; start 4 ranks with one device each"),
+        (
+            1,
+            "4",
+            ["--mesh", "data=4", RUNTIMES, "own"],
+            "for each device, and --mesh uses all in one process",
+        ),
         (2, "", ["--mesh", "data=2", LOOP, "out"], "over the devices of one process, and this job has 2"),
         (1, "", ["--mesh", "data=3", LOOP, "out"], "a batch (32 x 64) does not divide evenly by data"),
         (1, "", ["--device", "tpu", LOOP, "out"], "there is no libtpu"),
@@ -221,4 +226,4 @@ def test_bfloat16_tied_parameters_and_a_mesh_of_one_device() -> None:
     assert "torch.float32 True\n" in result.stdout, result.output
     assert "under --mesh there is no DDP to take process_group=, which changes results" in result.stdout, result.output
     assert "optimize: native, bfloat16 autocast" in result.stderr, result.output
-    assert "warning: --mesh data=-1 has one device; on the CPU CPU_NUM_DEVICES says" in result.stderr, result.output
+    assert "warning: --mesh data=-1 has one device; on the CPU set CPU_NUM_DEVICES" in result.stderr, result.output
