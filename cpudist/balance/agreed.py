@@ -66,7 +66,7 @@ class Balance:
         """Return the shares for batch `number` of a sampler.
 
         The first rank that reaches a period fixes the shares of all ranks for it: the newest that rank 0 has
-        published. So no rank waits for another one, although loaders take batches ahead.
+        published. So no rank waits for another, although loaders prefetch and reach a period at different times.
         """
         period = number // _PERIOD
         known, shares = self._agreed.setdefault(sampler, (-1, self.chosen))

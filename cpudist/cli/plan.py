@@ -90,11 +90,13 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 
 def _shares(hosts: Sequence[Host]) -> str:
-    """Return a line with each host's part of a step's samples, from the hostfile or proposed by measured speeds."""
+    """Return a line with each host's part of a step's samples: the hostfile's, proposed by speeds, or by ranks."""
     parts = shares(hosts)
     if not parts and (proposed := proposed_shares(product_speed.of_hosts(host.name for host in hosts))):
         return f"for this hostfile with --balance, by the speeds that cpudist test has measured: {proposed}"
-    each = [f"{host.name} {part:.2f}" for host, part in zip(hosts, parts or [1 / len(hosts)] * len(hosts), strict=True)]
+    ranks = [host.slots or 1 for host in hosts]
+    parts = parts or [number / sum(ranks) for number in ranks]
+    each = [f"{host.name} {part:.2f}" for host, part in zip(hosts, parts, strict=True)]
     return f"with --balance, the first shares of a step's samples: {', '.join(each)}"
 
 

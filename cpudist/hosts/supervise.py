@@ -44,7 +44,7 @@ class JobExit:
     """How a job ended."""
 
     status: int  # the exit status; 0 only where the launcher has returned 0
-    stopped: bool = False  # whether a signal to this process has ended the job
+    stopped: bool = False  # whether this process got a signal to stop the job
     reason: str = ""  # why it failed or was stopped; empty where the ranks have reported it themselves
     output_lost: bool = False  # whether some of its output could not be written
     # The host that may have caused the failure: it was lost, or a rank on it was killed or stuck.

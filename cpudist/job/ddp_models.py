@@ -40,7 +40,7 @@ class DdpModels:
         if scheme is None or has(self._backend, check_scheme(scheme, f"compress={scheme!r}")):
             return scheme
         if self.world.rank == 0:
-            say(f"{self._backend.name} averages gradients without compress={scheme}, which has no effect here")
+            say(f"{self._backend.name} does not have compress={scheme}, which therefore has no effect here")
         return NONE
 
     def wrap(self, wrap: Callable[[], torch.nn.Module], scheme: str | None = None) -> torch.nn.Module:

@@ -115,7 +115,7 @@ class Nodes:
         with announced(lambda: f"this cell waits for the cell of node 0 at {self._where()}", timeout):
             joined = poll(first_here, timeout, longest_pause=_RETRY_SECONDS)
         if not joined:
-            raise StartupTimeout("only the store of its last launch answers")
+            raise StartupTimeout("only the store of its last launch answers; run the cell there again")
 
     def _compare(self) -> None:
         """Check that all cells have the same arguments; report a difference to the other nodes."""

@@ -75,7 +75,7 @@ def checked(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -
     address, port = _rendezvous_address(given, nodes)
     if unused := [name for name, default in _ELASTIC.items() if given[name] != default]:
         meet = f"nodes meet at {address}:{port}, within timeout" if nodes > 1 else "one node needs none"
-        say(f"{', '.join(unused)} has no effect, since torchelastic is not used; {meet}")
+        say(f"{', '.join(unused)}: torchelastic is not used; {meet}")
     backend = given["backend"]
     record = None if given["record"] is None else Path(given["record"])
     job_options = JobOptions.from_given(given, backend_options=given["options"], record=record)

@@ -22,7 +22,7 @@ from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress,
 
 _ANSWER_SECONDS = 2.0  # Longest wait for a rank's thread, which needs Python's interpreter lock.
 _SIGNAL_SECONDS = 2.0  # Longest wait for the signal's handler, which does not need that lock.
-_AT_ONCE = 32  # Most ranks that are asked in parallel.
+_AT_ONCE = 32  # At most so many ranks are asked in parallel.
 
 _Count = Annotated[int, Meta(ge=0, lt=1 << 62)]  # arithmetic with floats fails on larger integers
 

@@ -25,7 +25,7 @@ class Training:
     first: int = 0  # the number of steps completed before this attempt
     # The time of each of the newest steps, with data loading, and its communication wait (None: not measured).
     times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=NEWEST))
-    # The mean number of samples and tokens of all ranks in a step, where they are known.
+    # The samples and tokens of a step, summed over ranks, as a mean over steps; only those that are known.
     per_step: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)  # the losses that Trainer or the script has logged
     # The share of the measured speed of matrix products that one token per second takes; None: unknown.

@@ -96,7 +96,7 @@ def own_compile_cache(rank: int) -> str:
     """
     try:
         temporary = tempfile.gettempdir()
-    except FileNotFoundError:  # no folder can be written; only torch.compile will fail
+    except FileNotFoundError:  # no temporary folder can be written; only torch.compile will fail
         temporary = "/tmp"
     return str(Path(temporary, f"torchinductor_{os.getuid()}", f"rank{rank}"))
 

@@ -11,7 +11,7 @@ from cpudist.topology.kernel_files import format_list
 from cpudist.topology.machine import Machine
 
 _IDLE, _FORBIDDEN = ".", "x"
-_HEAD = 24  # width of the column "CPUs …" before the cells of an L3 group
+_HEAD = 24  # least width of the column "CPUs …" before the cells of an L3 group
 
 
 def draw(machine: Machine, plan: Plan, width: int) -> str:

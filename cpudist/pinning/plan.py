@@ -111,7 +111,7 @@ def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
     """
     cores, limits = machine.usable.cores, machine.limits
     paid = min((int(limit) for limit in (limits.quota, limits.counted) if limit is not None), default=len(cores))
-    # Drop cores from all ranks evenly.
+    # Drop cores, first from the ranks that have most.
     turns = {core: turn for share in _shares(cores, ranks) for turn, core in enumerate(share)}
     kept = set(sorted(cores, key=lambda core: turns[core])[: max(paid, least)])
     return [core for core in cores if core in kept]

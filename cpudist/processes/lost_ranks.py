@@ -1,8 +1,8 @@
 """Describe the first rank that ended without an error of its own, and report hosts that do not answer.
 
 The store, the other ranks and `cpudist launch` may each notice a lost rank, and use the same sentence. The rank that
-reports a failure also writes the ranks that caused it into a file. The node agent on its host (hosts/node_agent.py)
-names these ranks to `cpudist launch`, which may then drop their host.
+reports a failure also writes the ranks that caused it into a file. The node agent of that host (hosts/node_agent.py)
+names these ranks to `cpudist launch`, which may then leave out the host on which they were.
 """
 
 import os

@@ -2,9 +2,9 @@
 
 The process answers even while rank 0 is busy. It detects the end of rank 0, as of any other rank, by a broken
 connection. It reads one line of JSON (token, addresses, port, keepalive_timeout) from standard input and prints the
-port. After the end of standard input it exits as soon as no client is connected, at the latest after 5 seconds. It
-ignores the job's signals: if a launcher kills all ranks at once, only this process can report the first lost rank. It
-needs only the standard library.
+port, or why it cannot listen. After the end of standard input it exits as soon as no client is connected, at the latest
+after 5 seconds. It ignores the job's signals: if a launcher kills all ranks at once, only this process can report the
+first lost rank. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cpudist.store.values import Values, Wait
 _Fields = Sequence[bytes]
 
 _HANDSHAKE_SECONDS = 5.0
-# Most clients in the handshake at once. Beyond that, the oldest client of the most frequent address is disconnected.
+# Limit of clients in the handshake at once. Beyond it, the oldest client of the most frequent address is disconnected.
 _MOST_UNAUTHENTICATED = 128
 _LINGER_SECONDS = 5.0  # Longest time to serve other ranks after rank 0's process has ended.
 _BACKLOG = 4096

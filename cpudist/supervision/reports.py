@@ -13,7 +13,7 @@ from cpudist.topology.kernel_files import format_list
 Statuses = Mapping[int, RankStatus | None]
 
 _DEADLOCK_SECONDS = 3.0  # A shorter wait may be the destruction of a group, which looks like a deadlock.
-_RUNS = 8  # Most ranges of consecutive ranks in one sentence.
+_RUNS = 8  # A sentence lists at most so many ranges of ranks.
 
 _ONE_SIZE = {  # Collectives that need tensors of the same size on all ranks of the group.
     *("all_reduce", "broadcast", "reduce", "barrier", "all_gather", "all_gather_into_tensor", "scatter"),

@@ -67,7 +67,7 @@ def _quiet_libraries(changes: Changes) -> None:
     # Setting the log level does not suffice: Trainer sets it to "warning" on ranks other than 0.
     changes.then(after_import("transformers.utils.logging", lambda module: module.disable_default_handler()))
     logging.getLogger("transformers").addHandler(logging.NullHandler())  # without a handler, warnings go to stderr
-    if not sys.warnoptions:  # the user has given neither -W nor PYTHONWARNINGS
+    if not sys.warnoptions:  # the user has chosen no warnings (-W, PYTHONWARNINGS, …)
         changes.ignored_warnings()
 
 

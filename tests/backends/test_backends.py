@@ -30,7 +30,7 @@ _GLOO_RECORDS = (2, 9)  # torch from this version on
 
 _GUEST = """
 from cpudist.backends import Devices, Option
-from cpudist.backends.compression import check_backend, check_scheme
+from cpudist.backends.compression import check_supported, check_scheme
 from cpudist.backends.gloo import GlooBackend
 
 class Chips(Devices):

@@ -146,7 +146,7 @@ def test_plan_proposes_shares_by_the_measured_speeds(
         (slow, "h0\nh1", "has measured: h0 share=0.80, h1 share=0.20"),
         (slow, "h0\nh1 share=0.3", "of a step's samples: h0 0.70, h1 0.30"),
         (slow, "h0\nnew", "of a step's samples: h0 0.50, new 0.50"),
-        (lambda figures: figures, "h0\nh1", "of a step's samples: h0 0.50, h1 0.50"),
+        (lambda figures: figures, "h0:2\nh1:4", "of a step's samples: h0 0.33, h1 0.67"),
     ):
         keep(change(cluster(4)))
         hostfile.write_text(text)

@@ -33,9 +33,8 @@ def test_inside_a_job() -> None:
 
 @pytest.mark.parametrize("flag", ["--checkpoint-on-signal", "--checkpoint_on_signal"])
 def test_ranks_that_save_on_a_signal_are_known(flag: str) -> None:
-    orders = [flag, "train.py"], ["train.py", flag]  # the second one is an option of the script
-    found = [job_of({"hosts": None, "arguments": words}, detect({})) for words in orders]
-    assert [(job.script, job.saves) for job in found] == [("train.py", True), ("train.py", False)]
+    found = [job_of({"hosts": None, "arguments": words}, detect({})) for words in ([flag, "t.py"], ["t.py", flag])]
+    assert [(job.script, job.saves) for job in found] == [("t.py", True), ("t.py", False)], "an option of the script"
 
 
 def _facts(host: Host, sockets: int) -> Facts:

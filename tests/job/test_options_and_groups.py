@@ -174,7 +174,7 @@ class _Compressing:
         (0, 2, None, "bf16", ["bf16"], "bf16", ""),
         (0, 2, None, None, ["none"], "none", ""),
         (0, 2, "none", "bf16", ["none"], "none", ""),
-        (0, 2, "int8", "bf16", ["none"], "none", "stand-in averages gradients without compress=int8"),
+        (0, 2, "int8", "bf16", ["none"], "none", "stand-in does not have compress=int8"),
         (1, 2, "int8", "bf16", ["none"], "none", ""),
         (0, 1, "bf16", None, [], "none: all ranks are on one host", "compression by bf16 changes nothing here"),
         (1, 1, "bf16", None, [], "none: all ranks are on one host", ""),

@@ -110,7 +110,8 @@ def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _loss(call: Call, model: nn.Module, uses: set[str], number: int) -> torch.Tensor:
     ids, targets = _batch(number)
     if "functional" in uses:
-        model = partial(torch.func.functional_call, model, dict(model.named_parameters()))
+        own = model, dict(model.named_parameters())
+        model = partial(lambda own, *inputs: torch.func.functional_call(*own, inputs), own)
     if "target" in uses:
         return call(model, ids, targets)
     run = (lambda *inputs: checkpoint(call, *inputs, use_reentrant=False)) if "recompute" in uses else call

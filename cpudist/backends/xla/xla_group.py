@@ -106,7 +106,7 @@ def runtime_side(host: Any, options: Any) -> Any:
     ranks, size = list(options.global_ranks_in_group), dist.get_world_size() if dist.is_initialized() else 0
     if ranks and len(ranks) < size:  # as in torch_xla's own new_group (2.8)
         side._mesh = [ranks] if len(ranks) > 1 else [[rank] for rank in range(size)]
-    of_group = enumerate(ranks or range(options.group_size))  # torch_xla 2.9 asks torch for the ranks of its own group.
+    of_group = enumerate(ranks or range(options.group_size))  # torch_xla 2.9 asks torch for the ranks of `side`.
     distributed_c10d._world.pg_group_ranks[side] = {rank: number for number, rank in of_group}
     return side
 

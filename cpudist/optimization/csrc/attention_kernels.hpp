@@ -154,8 +154,8 @@ CPUDIST_AVX512 void forward(const Attention& call, const Operands<Element>& of, 
   }
 }
 
-// Computes, for two rows of scores, factors of the backward pass's products: the probabilities that are kept, and the
-// gradients of the scores. `products`: the output gradients times the values.
+// Computes, for two rows of scores, operands of the backward pass: the probabilities after dropout, and the gradients of
+// the scores. `products`: the output gradients times the values.
 template <typename Element>
 CPUDIST_AVX512 inline void differentiate(const Attention& call, uint64_t group, uint64_t next, const float* scores,
                                          const float* products, const Row* rows, const float* delta, int64_t n,

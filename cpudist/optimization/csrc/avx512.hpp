@@ -34,7 +34,7 @@ CPUDIST_AVX512 inline void store(at::BFloat16* to, __m512 values, __mmask16 lane
   _mm256_mask_storeu_epi16(to, lanes, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
 }
 
-// Writes columns [column, column + 16) of two rows of `width`, paired if they are bfloat16.
+// Writes columns [column, column + 16) of two rows of `width`, interleaved if they are bfloat16.
 CPUDIST_AVX512 inline void store_pair(float* rows, int64_t width, int64_t column, const __m512 values[2]) {
   for (int r = 0; r < 2; ++r) _mm512_storeu_ps(rows + r * width + column, values[r]);
 }

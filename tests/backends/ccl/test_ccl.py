@@ -140,7 +140,7 @@ def test_aborting_where_nothing_is_under_way_harms_nothing() -> None:
 )
 def test_a_script_may_initialise_and_finalise_mpi(level: str, transport: str) -> None:
     result = run_all(JOBS["intel-mpi, 2 ranks"], f"leaving.py finalize {level}", **only(transport))
-    assert result.stderr.count("MPI allows one call at once") == (level == "serialized"), result.output
+    assert result.stderr.count("MPI takes one call at a time") == (level == "serialized"), result.output
 
 
 @pytest.mark.parametrize("number", range(KILLS))

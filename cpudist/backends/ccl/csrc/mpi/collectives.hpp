@@ -30,8 +30,8 @@ inline std::byte* place_of(int from, int rank, std::byte* received, size_t bytes
 // Reductions with at most this many bytes to all peers together take one step, because latency dominates.
 constexpr size_t kOneStepBytes = size_t{64} << 10;
 
-// How many steps, with messages of so many bytes, a rank makes without waiting. A switch can buffer what one rank
-// receives in these steps.
+// How many steps, with messages of so many bytes, a rank begins without waiting, at least one: a switch must be able to
+// buffer what one rank receives in them. `exchange` begins twice as many.
 inline int steps_at_once(size_t bytes) {
   constexpr size_t kMost = size_t{256} << 10;
   constexpr size_t kMostSteps = 1024;
