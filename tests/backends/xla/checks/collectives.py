@@ -89,7 +89,7 @@ for call in (
     lambda: functional.broadcast(value, 0, group),
     lambda: functional.reduce_scatter_tensor(value, "sum", 0, group),
 ):
-    with pytest.raises(UserError, match="between CPU processes"):
+    with pytest.raises(UserError, match="CPU processes"):
         call()
 wrapped = cpudist.wrap(torch.nn.BatchNorm1d(4).to(DEVICE), compress="bf16")
 assert isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
