@@ -194,6 +194,11 @@ def _sums(loader: Any) -> None:
     (torch.nn.functional.mse_loss(model(inputs)["out"], wanted, reduction="sum") * 0.5 + 1).backward()
 
 
+def test_a_batch_of_no_samples_is_refused() -> None:
+    with pytest.raises(cpudist.UserError, match="from 1 on, not 0"):
+        cpudist.shares([1], 0)
+
+
 @pytest.mark.job
 @pytest.mark.parametrize(
     ("loop", "shares", "expected"),

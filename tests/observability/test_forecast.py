@@ -53,10 +53,7 @@ def test_a_second_host_with_a_third_of_the_speed() -> None:
         ({"step_seconds": {"median": None}}, "no times of gradients"),
         ({"gradient_times": None}, "no times of gradients"),
         ({"gradients": {"compress": "powersgd:8"}}, "--compress powersgd"),
-        (
-            {"hosts": ["n0", "n1"], "backend": "gloo", "gradient_times": {"waiting": None}},
-            "gloo does not measure;",
-        ),
+        ({"hosts": ["n0", "n1"], "backend": "gloo", "gradient_times": {"waiting": None}}, "gloo does not measure;"),
     ],
 )
 def test_a_record_without_the_figures_is_refused(fields: dict[str, Any], missing: str) -> None:

@@ -239,7 +239,7 @@ def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, 
     assert json.loads((folder / "cpudist.json").read_text())["exit"] == "failed"
 
 
-def test_without_a_named_place_a_run_has_a_folder_of_its_own_if_it_has_trained(
+def test_a_run_that_has_trained_has_a_folder_of_its_own(
     job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -61,7 +61,7 @@ def test_a_long_error_is_not_printed_twice() -> None:
 
 
 @pytest.mark.job
-def test_an_interrupt_names_the_record_and_the_launcher_ends_with_the_ranks_status(tmp_path: Path) -> None:
+def test_the_launcher_ends_with_the_status_of_an_interrupt(tmp_path: Path) -> None:
     options = ["--backend", "gloo", "--record", str(tmp_path / "record.json")]
     result = run(mpirun(2, *train(*options, _script(tmp_path, "raise KeyboardInterrupt", _SLEEP))), timeout=BOUND)
     assert result.returncode == 130, result.output
@@ -97,7 +97,7 @@ def test_user_errors_before_the_start_are_one_line_of_one_rank(tmp_path: Path) -
 
 
 @pytest.mark.job
-def test_a_rank_of_a_plain_script_that_ends_too_early_is_named_before_it_leaves_its_groups(tmp_path: Path) -> None:
+def test_a_rank_of_a_plain_script_that_ends_too_early_is_named(tmp_path: Path) -> None:
     (path := tmp_path / "script.py").write_text(
         "import cpudist, torch\nrank = cpudist.init('ccl').rank\nfor _ in range(9 - rank):\n"
         "    torch.distributed.all_reduce(torch.ones(1))\n"

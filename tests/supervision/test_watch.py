@@ -41,9 +41,7 @@ def watch(server: StoreProcess, rank: int, timeout: float) -> Watch:
     return Watch(world, ["h0", "h0"], address(server), own, heartbeat, lambda: timeout)
 
 
-def test_a_function_that_raises_is_reported_once_and_the_others_are_called_without_the_store_too(
-    server: StoreProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_that_raises_disturbs_no_others(server: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     raised, stores = list[None](), list[Connection | None]()
 
     def raises(store: Connection | None) -> None:

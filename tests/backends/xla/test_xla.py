@@ -111,12 +111,7 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
     [
         (2, "1", [RUNTIMES, "spawn"], "asks torch_xla for nprocs=3 processes, and intel-mpi has started 2"),
         (1, "4", [RUNTIMES, "own"], "this process has 4 of them; start 4 ranks with one device each"),
-        (
-            1,
-            "4",
-            ["--mesh", "data=4", RUNTIMES, "own"],
-            "for each device, and --mesh uses all in one process",
-        ),
+        (1, "4", ["--mesh", "data=4", RUNTIMES, "own"], "for each device, and --mesh uses all in one process"),
         (2, "", ["--mesh", "data=2", LOOP, "out"], "over the devices of one process, and this job has 2"),
         (1, "", ["--mesh", "data=3", LOOP, "out"], "a batch (32 x 64) does not divide evenly by data"),
         (1, "", ["--device", "tpu", LOOP, "out"], "there is no libtpu"),
