@@ -30,7 +30,7 @@ def _prepare(module: ModuleType) -> None:
     from cpudist import api, job
     from cpudist.console import say
     from cpudist.errors import USER_ERROR, UserError
-    from cpudist.huggingface import time_trainer
+    from cpudist.huggingface import add_callbacks
     from cpudist.huggingface.training_arguments import add_fields
     from cpudist.patching.undo import Changes
     from cpudist.processes.ending import end_now
@@ -68,7 +68,7 @@ def _prepare(module: ModuleType) -> None:
             cls.__post_init__(self)  # the job has replaced it
             started = job.require()
             started.record.leave_in(Path(self.output_dir))
-            time_trainer(started)
+            add_callbacks(started)
         elif given := [name for name in added if getattr(self, name) != cls.__dataclass_fields__[name].default]:
             options = " and ".join(f"--{name}" for name in given)
             refuse(f"{options} needs a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train")

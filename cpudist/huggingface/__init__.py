@@ -8,14 +8,12 @@ with that version, correct the patches that no longer fit, and widen `KNOWN`.
 This package must not import launchers, programs or command lines.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,16 +27,13 @@ from cpudist.optimization.native import own_compile_cache
 from cpudist.patching.on_import import after_import
 from cpudist.patching.patch import Patch, apply
 
-if TYPE_CHECKING:
-    from cpudist.huggingface.callbacks import CheckpointOnSignal
-
-__all__ = ["KNOWN", "PATCHES", "Context", "install", "time_trainer"]
+__all__ = ["KNOWN", "PATCHES", "Context", "add_callbacks", "install"]
 
 # Versions that cpudist patches: from the lowest one that the test suite has run with to the next major release.
 KNOWN = {"accelerate": ">=1.3,<2", "transformers": ">=4.57.6,<6"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Context:
     """The shared state of one job's patches."""
 
@@ -48,7 +43,6 @@ class Context:
     # For each Trainer with unequal shares, the weights of the batches of the current step.
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
     background: Background = field(default_factory=Background)
-    on_signal: CheckpointOnSignal | None = None  # ends a training after a signal; None without --checkpoint-on-signal
     # The packages that are not patched, because cpudist does not know their version.
     unknown: set[str] = field(default_factory=set)
 
@@ -162,8 +156,7 @@ PATCHES = (  # The patches of a module are applied in this order.
     ),
     Patch(
         "transformers.trainer:Trainer.train",
-        "a restarted script begins at step 0; on another number of ranks, a step would have another number of samples; "
-        "with --checkpoint-on-signal it ends the job after the checkpoint",
+        "a restarted script begins at step 0; on another number of ranks, a step would have another number of samples",
         resuming.train,
         "self, resume_from_checkpoint, ...",
     ),
@@ -172,6 +165,14 @@ PATCHES = (  # The patches of a module are applied in this order.
         "transformers 4 takes the batch size of the checkpoint instead of the one that keeps a step's samples",
         parameters="json_path",
         until="transformers 4 is not supported",
+    ),
+)
+
+SIGNAL_PATCHES = (  # For any version. The context is the `CheckpointOnSignal`.
+    Patch(
+        "transformers.trainer:Trainer.train",
+        "with --checkpoint-on-signal the job ends after the checkpoint",
+        lambda train, on_signal: on_signal.ending(train),
     ),
 )
 
@@ -197,11 +198,6 @@ def _apply_all(module: ModuleType, context: Context) -> None:
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
     if known and all(patch.find() for patch in patches):
         apply(patches, context, context.job.changes)
-        if module.__name__ == "transformers.trainer" and context.job.options.checkpoint_on_signal:
-            from cpudist.huggingface.callbacks import CheckpointOnSignal
-
-            context.on_signal = CheckpointOnSignal(context.job)
-            _add_callbacks(module, context.job, context.on_signal)
     else:
         _leave(module, patches[0].target.partition(":")[2].partition(".")[0], package, context)
 
@@ -238,18 +234,17 @@ def _leave(module: ModuleType, name: str, package: Any, context: Context) -> Non
     job.changes.attribute(target, attribute, guarded)
 
 
-def time_trainer(job: Job) -> None:
-    """Let every Trainer write its steps and losses into the run record."""
-    job.changes.then(after_import("transformers.trainer", functools.partial(_time_steps, job=job)))
+def add_callbacks(job: Job) -> None:
+    """Let every Trainer, of any version, record its steps, and save on signals if --checkpoint-on-signal is given."""
+    job.changes.then(after_import("transformers.trainer", functools.partial(_add_callbacks, job=job)))
 
 
-def _time_steps(module: ModuleType, job: Job) -> None:
-    from cpudist.huggingface.callbacks import EndStep, StepTimer
+def _add_callbacks(trainer: Any, job: Job) -> None:
+    from cpudist.huggingface.callbacks import CheckpointOnSignal, EndStep, StepTimer
 
-    _add_callbacks(module, job, EndStep(job.backend), StepTimer(job, job.record))  # the timed step includes EndStep
-
-
-def _add_callbacks(trainer: Any, job: Job, *added: Any) -> None:
-    """Add callbacks to every Trainer until the job ends."""
+    added: list[Any] = [EndStep(job.backend), StepTimer(job, job.record)]  # the timed step includes EndStep
+    if job.options.checkpoint_on_signal:
+        added.append(CheckpointOnSignal(job))
+        apply(SIGNAL_PATCHES, added[-1], job.changes)
     trainer.DEFAULT_CALLBACKS.extend(added)
     job.changes.then(lambda: [trainer.DEFAULT_CALLBACKS.remove(callback) for callback in added])

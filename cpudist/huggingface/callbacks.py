@@ -3,8 +3,10 @@
 This module imports transformers, so it is imported only after the script has imported transformers.
 """
 
+import functools
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,14 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         if not self._stops:
             self._interruption.end()
 
-    def end_job(self) -> None:
-        """Raise `Interrupted` if a signal has ended the training; called after all callbacks."""
-        if self._stops and self._interruption.signal is not None:
-            raise Interrupted(128 + self._interruption.signal)
+    def ending(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `train`, followed by the end of the job if a signal has ended the training."""
+
+        @functools.wraps(train)
+        def train_until_signal(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            output = train(trainer, *args, **kwargs)
+            if self._stops and self._interruption.signal is not None:
+                raise Interrupted(128 + self._interruption.signal)
+            return output
+
+        return train_until_signal

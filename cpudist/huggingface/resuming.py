@@ -40,8 +40,6 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     def train_to_the_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = train_on(self, *args, **kwargs)
         context.background.wait()  # until all checkpoints are complete
-        if context.on_signal is not None:
-            context.on_signal.end_job()
         return output
 
     def train_on(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:

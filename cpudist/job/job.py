@@ -20,7 +20,6 @@ from cpudist.balance.sampler import follow_loaders
 from cpudist.console import option, say
 from cpudist.errors import UserError
 from cpudist.job import ddp_models
-from cpudist.job.ddp_models import DdpModels
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
 from cpudist.job.script_groups import check_backend
@@ -75,7 +74,7 @@ class Job:
         follow_loaders(self.balance, self.counter)
         self.statuses = context.statuses  # returns the newest status of each rank; any thread may call it
         self.record = RunRecord(self)
-        self.ddp_models = DdpModels(backend, self.world, self.record, self.balance.add_model)
+        self.ddp_models = ddp_models.DdpModels(backend, self.world, self.record, self.balance.add_model)
         apply(ddp_models.PATCHES, self.ddp_models, self.changes)
         if options.compress is not None:
             self.ddp_models.set_compression(options.compress, options.written("compress"))

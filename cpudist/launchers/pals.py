@@ -64,4 +64,4 @@ class Pals(MpiLauncher):
             return len(set(Path(self._variables["PBS_NODEFILE"]).read_text().split()))
         except (KeyError, OSError):
             remedy = "give mpiexec --env PMI_SIZE=N with the N of -n"
-            raise UserError(f"PALS gives no number of all ranks, and PBS_NODEFILE cannot be read; {remedy}") from None
+            raise UserError(f"PALS gives no total number of ranks, and PBS_NODEFILE cannot be read; {remedy}") from None

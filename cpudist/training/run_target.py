@@ -42,7 +42,7 @@ def run_target(target: Target, job: Job) -> int:
     if (job.options.target or "").partition(".")[0] != "cpudist":  # our own programs print their results themselves
         job.record.name_run(job.options.target or "", "runs")
         job.record.begin()
-    huggingface.time_trainer(job)
+    huggingface.add_callbacks(job)
     if job.options.checkpoint_on_signal:
         _warn_own_loop(job)
     try:

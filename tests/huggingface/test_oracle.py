@@ -28,7 +28,7 @@ from transformers import (
 
 import cpudist
 from cpudist import job
-from cpudist.huggingface import time_trainer
+from cpudist.huggingface import add_callbacks
 from cpudist.optimization import padding
 
 pytestmark = [pytest.mark.job, pytest.mark.versions]
@@ -216,7 +216,7 @@ def _found(setting: Setting, output: Path, plain: bool) -> dict[str, Any]:
             padding._COLUMNS = 2  # the rows are short
             cpudist.init("gloo", pin=False, async_checkpoint=setting.asynchronous, balance=True)
             job.require().balance.chosen = setting.shares
-            time_trainer(job.require())
+            add_callbacks(job.require())
         _train(setting, output, plain)
         if not plain:
             cpudist.shutdown()

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, 
 
 from cpudist import job
 from cpudist.errors import UserError
-from cpudist.huggingface import time_trainer
+from cpudist.huggingface import add_callbacks
 from cpudist.optimization import operators
 
 pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("alone")]
@@ -38,7 +38,7 @@ def _collate(lengths: list[int], width: int = 1, spans: bool = False) -> dict[st
 
 def _train(folder: Path, collate: Any, model: Any = BertForMaskedLM, kind: Any = Trainer, **words: Any) -> None:
     arguments = {"num_train_epochs": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, **words}
-    time_trainer(job.require())
+    add_callbacks(job.require())
     kind(
         model(BertConfig(**SMALL)),
         TrainingArguments(str(folder), report_to="none", disable_tqdm=True, remove_unused_columns=False, **arguments),

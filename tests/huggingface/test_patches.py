@@ -21,7 +21,7 @@ from transformers.integrations import integration_utils
 
 import cpudist
 from cpudist import UserError, huggingface, job
-from cpudist.huggingface import resuming, time_trainer
+from cpudist.huggingface import add_callbacks, resuming
 from cpudist.huggingface.accelerate_patches import clip_by_blocks
 from cpudist.huggingface.uneven_shares import BatchGeometry
 from cpudist.optimization import ipex, native
@@ -56,6 +56,9 @@ def test_other_versions(
     with pytest.raises(UserError, match=f"cpudist does not know {package} .*; pip install '{package}>=.* gloo"):
         used()
     object.__setattr__(running.world, "backend", "gloo")
+    object.__setattr__(running.options, "checkpoint_on_signal", True)
+    huggingface.add_callbacks(running)
+    assert "CheckpointOnSignal" in {type(callback).__name__ for callback in transformers.trainer.DEFAULT_CALLBACKS}
 
 
 @pytest.mark.job
@@ -66,11 +69,7 @@ def test_an_unknown_accelerate_trains_as_one_world_or_not_at_all(monkeypatch: py
         cpudist.init("gloo", pin=False)
         for cpu in (False, True):
             accelerate.state.AcceleratorState._reset_state(True)
-            with (
-                nullcontext()
-                if cpu
-                else pytest.raises(UserError, match="without gradient synchronisation: give --use_cpu")
-            ):
+            with nullcontext() if cpu else pytest.raises(UserError, match="synchronisation: give --use_cpu"):
                 assert accelerate.Accelerator(cpu=cpu).num_processes == 2
         cpudist.shutdown()
 
@@ -218,7 +217,7 @@ def test_reporters_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "own", Reporter)
     monkeypatch.setattr(Reporter, "seen", [], raising=False)
     running, six = job.require(), {"max_steps": 6, "logging_steps": 2, "per_device_train_batch_size": 5}
-    time_trainer(running)
+    add_callbacks(running)
     running.record.compared = {"waits": 0.2, "slowest_rank": 3, "delays": 0.1}  # of other ranks
     history = trained(tmp_path, report_to="own", **six)
     losses = [logs for logs in Reporter.seen if "loss" in logs]
