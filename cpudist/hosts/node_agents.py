@@ -58,7 +58,7 @@ class NodeAgents:
         if not poll(started, _START_SECONDS * math.ceil(len(waiting) / AT_ONCE)):
             silent = next(agent for agent in self._agents if not agent.answered)
             self.end()
-            why = f"{silent.host.where}: on {silent.host.name} no agent starts, which would kill lost processes"
+            why = f"{silent.host.where}: the node agent on {silent.host.name} does not start"
             raise UserError(f"{why}; try: ssh {silent.host.name} true")
 
     @property

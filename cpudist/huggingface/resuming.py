@@ -138,7 +138,7 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str, balances
     if args.process_index == 0:
         each = f", {equal} or {equal + 1} each" if more else ""
         batches = f"--gradient_accumulation_steps {args.gradient_accumulation_steps}"
-        say(f"{found}; keeping it on {ranks} ranks{each}: --per_device_train_batch_size {size} {batches}")
+        say(f"{found}; keeping {samples} on {ranks} ranks{each}: --per_device_train_batch_size {size} {batches}")
     return shares
 
 

@@ -205,7 +205,7 @@ def test_what_agents_report_and_are_told(
 
     monkeypatch.setattr(node_agents, "_START_SECONDS", 1.0)
     monkeypatch.setattr(node_agents, "_END_SECONDS", 1.0)
-    with pytest.raises(UserError, match=r"^hostfile: on silent no agent starts, .*; try: ssh silent true$"):
+    with pytest.raises(UserError, match=r"^hostfile: the node agent on silent does not start; try: ssh silent true$"):
         NodeAgents([Host("silent")], "job", "RANK")
 
 

@@ -195,7 +195,7 @@ def test_goes_on_with_the_same_samples_on_fewer_ranks(tmp_path: Path) -> None:
         assert resumed["rates"] == whole["rates"]
         assert resumed["losses"] == pytest.approx(whole["losses"], abs=2e-4), "transformers 4 rounds them to 1e-4"
         assert resumed["metrics"]["eval_accuracy"] == whole["metrics"]["eval_accuracy"]
-        assert f"on the 4 ranks on which it was begun; keeping it on {ranks} ranks{change}" in resumed["stderr"]
+        assert f"on the 4 ranks on which it was begun; keeping 32 on {ranks} ranks{change}" in resumed["stderr"]
 
 
 @pytest.mark.job
